@@ -211,6 +211,12 @@ def _restarted_at(before: Reading, after: Reading) -> datetime | None:
     return datetime.fromtimestamp(now, UTC)
 
 
+def has_restarted(before: Reading, after: Reading) -> bool:
+    """Whether the server, or a part of it with counters of its own, restarted between the two."""
+    counters = [name for name in after.samples if name.endswith(("_total", "_sum", "_count"))]
+    return _restarted_at(before, after) is not None or bool(_restarted_groups(before, after, counters))
+
+
 def _group(labels: Labels) -> Labels:
     return frozenset(item for item in labels if item[0] not in POSITION_LABELS)
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Body, Depends, Query
 from pydantic import BaseModel, ConfigDict, Field
 
+from driftguard.api.auth import require_key
 from driftguard.api.context import Context, get_context
 from driftguard.api.cursors import decode_cursor, encode_cursor
-from driftguard.api.filters import DraftQuery, refuse_repeated, row_filter
-from driftguard.api.openapi import example
-from driftguard.store import drafts
+from driftguard.api.filters import DraftQuery, Name, refuse_repeated, row_filter
+from driftguard.api.openapi import example, problem
+from driftguard.errors import Conflict, NotFound
+from driftguard.sources.otlp_push import PUSHED
+from driftguard.store import announced_drafts, drafts, sources
+from driftguard.store.announced_drafts import Effective
 from driftguard.store.drafts import Cursor, DraftState
 
 router = APIRouter(prefix="/api/v1/drafts", tags=["drafts"])
@@ -41,6 +45,49 @@ class DraftModel(BaseModel):
 class DraftPage(BaseModel):
     drafts: list[DraftModel]
     next_cursor: str | None = Field(description="Pass as `cursor` for the next page; null at the end.")
+
+
+class Announcement(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"example": {"server": "chat-eu-1", "draft_version": "3f9c01d2ab44"}},
+    )
+    server: Name = Field(description="A scraped server, by its name in `sources`.")
+    draft_version: Name
+    effective: Effective = Field(
+        "after_restart",
+        description="after_restart: from the next restart of the server that is seen. now: from now on; the "
+        "window in which this comes is left out.",
+    )
+
+
+class AnnouncedModel(Announcement):
+    announced_at: datetime
+
+
+@router.post(
+    "/announce",
+    dependencies=[Depends(require_key)],
+    responses=problem(NotFound, "there is no scraped server chat-eu-2; there are: chat-eu-1")
+    | problem(Conflict, "demo tells the version of its draft itself"),
+)
+def announce_draft(
+    body: Annotated[Announcement, Body()], context: Annotated[Context, Depends(get_context)]
+) -> AnnouncedModel:
+    """Says which draft version a scraped server serves, as its counters do not. A promotion by
+    `retraining.promote_command` or `promote_webhook` does this itself. It replaces an announcement that is
+    not in effect yet, and holds until the server's `draft_version` in the settings is another one."""
+    at = datetime.now(UTC)
+    with context.database.session() as session:
+        known = {source.server: source for source in sources.all_sources(session) if source.url != PUSHED}
+        source = known.get(body.server)
+        if source is None:
+            there = ", ".join(sorted(known)) or "none"
+            raise NotFound(f"there is no scraped server {body.server}; there are: {there}")
+        if source.kind == "driftguard":
+            raise Conflict(f"{body.server} tells the version of its draft itself")
+        announced_drafts.announce(session, body.server, body.draft_version, body.effective, at)
+    return AnnouncedModel(**body.model_dump(), announced_at=at)
 
 
 @router.get("", dependencies=[Depends(refuse_repeated)], responses=example("drafts"))

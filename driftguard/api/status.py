@@ -39,7 +39,16 @@ from driftguard.status import streams_in_service
 from driftguard.status.gather import describe
 from driftguard.status.stream_status import StreamStatus
 from driftguard.status.verdict import Standing, standings
-from driftguard.store import folding, incidents, scrape_leases, series, sources, status_queries, streams
+from driftguard.store import (
+    announced_drafts,
+    folding,
+    incidents,
+    scrape_leases,
+    series,
+    sources,
+    status_queries,
+    streams,
+)
 from driftguard.store.series import Bin
 from driftguard.store.tables import Incident, Source, Stream
 from driftguard_http.origins import url_of
@@ -244,11 +253,13 @@ class Places:
 def source_models(session: Session, scraped: Sequence[Source]) -> list[SourceModel]:
     sidecars = scrape_leases.sidecars(session)
     known = sources.versions(session, [source.server for source in scraped])
+    announced = announced_drafts.awaited(session)
     return [
         SourceModel.of(
             source,
             sidecars.get(source.server),
             known[source.server].version if source.server in known else None,
+            announced.get(source.server),
         )
         for source in scraped
     ]

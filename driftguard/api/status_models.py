@@ -301,6 +301,11 @@ class SourceModel(FrozenModel):
     since: datetime = Field(description="Of the condition.")
     scraped_at: datetime
     answered_at: datetime | None = Field(description="When its metrics were last read successfully.")
+    announced_draft_version: str | None = Field(
+        None,
+        description="The draft that it is to serve after its next restart, as announced by a promotion or by "
+        "POST /api/v1/drafts/announce; null: none is awaited.",
+    )
     scraped_by: str | None = Field(
         None,
         description="The sidecar that holds, or last held, its scraping lease: host and process.",
@@ -308,8 +313,11 @@ class SourceModel(FrozenModel):
     )
 
     @classmethod
-    def of(cls, source: Source, scraped_by: str | None, version: str | None) -> SourceModel:
-        return cls.model_validate(source).model_copy(update={"scraped_by": scraped_by, "version": version})
+    def of(
+        cls, source: Source, scraped_by: str | None, version: str | None, announced: str | None
+    ) -> SourceModel:
+        more = {"scraped_by": scraped_by, "version": version, "announced_draft_version": announced}
+        return cls.model_validate(source).model_copy(update=more)
 
 
 class ProbedModel(FrozenModel):

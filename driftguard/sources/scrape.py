@@ -27,6 +27,7 @@ from driftguard.errors import DriftGuardError
 from driftguard.outgoing.connection_errors import why_not_connected
 from driftguard.records import AcceptanceRecord, RecordError
 from driftguard.settings import ScrapingSettings
+from driftguard.sources.announced_draft import Follow, nothing_announced
 from driftguard.sources.condition import WasProbed, judge, never_probed
 from driftguard.sources.source import USUAL_PATHS, Scraped, Source
 from driftguard.store.records import BatchResult
@@ -70,11 +71,15 @@ def open_client(settings: ScrapingSettings) -> aiohttp.ClientSession:
 
 
 async def scrape(
-    client: aiohttp.ClientSession, source: Source, submit: Submit, was_probed: WasProbed = never_probed
+    client: aiohttp.ClientSession,
+    source: Source,
+    submit: Submit,
+    was_probed: WasProbed = never_probed,
+    follow: Follow = nothing_announced,
 ) -> Scraped:
     """Stores the counts since the last stored window. Errors are returned as a condition, not raised."""
     try:
-        condition, detail = await _scrape(client, source, submit, was_probed)
+        condition, detail = await _scrape(client, source, submit, was_probed, follow)
     except _Stopped as stopped:
         condition, detail = stopped.condition, stopped.detail
         source.version_asked_at = None  # it may come back as another
@@ -84,7 +89,7 @@ async def scrape(
 
 
 async def _scrape(
-    client: aiohttp.ClientSession, source: Source, submit: Submit, was_probed: WasProbed
+    client: aiohttp.ClientSession, source: Source, submit: Submit, was_probed: WasProbed, follow: Follow
 ) -> tuple[Condition, str]:
     adapter, reading = await _read(client, source)
     await _ask_version(client, source, adapter.kind, reading)
@@ -93,6 +98,10 @@ async def _scrape(
     if speculates and not adapter.names_target and source.identity.target is None:
         source.identity = replace(source.identity, target=await _served_model(client, source))
     try:
+        if await follow(source, reading):
+            source.before = reading
+            version = source.identity.draft_version
+            return judged.condition, f"a window was left out: draft {version} came into service in it"
         records = [window.record(source.identity) for window in judged.windows]
         refusals = (await asyncio.wrap_future(submit(records))).refusals(records) if records else []
     except RecordError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Final
 from uuid import UUID
@@ -16,6 +17,7 @@ from driftguard.adapters.condition import DOWN
 from driftguard.errors import DatabaseUnavailable
 from driftguard.metrics import Metrics
 from driftguard.settings import ScrapingSettings, SourceSettings
+from driftguard.sources.announced_draft import AnnouncedDrafts
 from driftguard.sources.condition import WasProbed, never_probed
 from driftguard.sources.leases import LOOK_SECONDS, ScrapeLeases
 from driftguard.sources.scrape import Submit, open_client, scrape
@@ -46,6 +48,7 @@ class ScrapeLoop:
         self._database = database
         self._sources = sources_of(sources)
         self._settings = settings
+        self._announced = AnnouncedDrafts(database)
         self._leases = ScrapeLeases(database, [source.identity.server for source in self._sources], submit)
         self._metrics = metrics
         self._found: dict[str, stored.SourceState] = {}
@@ -108,6 +111,8 @@ class ScrapeLoop:
     async def _take_leases(self) -> None:
         try:
             await self._leases.look()
+            with suppress(DatabaseUnavailable):  # then nothing is stored either
+                await self._announced.look()
         except Exception:
             self._metrics.loops.failures.labels("scraping").inc()
             log.exception("taking turns with other sidecars failed and will be tried again")
@@ -126,7 +131,8 @@ class ScrapeLoop:
                 if lease := self._leases.of(source.identity.server):
                     if lease.id != last_lease:
                         source.before, last_lease = None, lease.id
-                    self._note(source, await scrape(client, source, lease.submit, self._was_probed))
+                    follow = self._announced.follow
+                    self._note(source, await scrape(client, source, lease.submit, self._was_probed, follow))
             except Exception:
                 self._metrics.loops.failures.labels("scraping").inc()
                 log.exception("a scrape failed and will be tried again", source=source.identity.server)

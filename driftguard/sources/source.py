@@ -25,6 +25,7 @@ class Source:
     """The settings of a source, and its state so far."""
 
     identity: Identity
+    draft_version: str | None  # as the settings say; `identity` has that in service
     url: str
     paths: tuple[str, ...]  # to try, until one answers with metrics of an engine
     adapter: Adapter | None
@@ -53,6 +54,7 @@ class Source:
         )
         return cls(
             identity=known,
+            draft_version=settings.draft_version,
             url=settings.url,
             paths=(parts.path,) if given else usual,
             adapter=adapter,

@@ -294,6 +294,22 @@ class ServerVersion(Base):
     version: Mapped[str]
 
 
+class AnnouncedDraft(Base):
+    """The draft version of a scraped server that was announced: `serving`, since the counts from
+    `serving_since` on, while the settings say `instead_of`; and `version`, which it is to serve next."""
+
+    __tablename__ = "announced_drafts"
+
+    server: Mapped[str] = mapped_column(primary_key=True)
+    version: Mapped[str | None]
+    effective: Mapped[str]  # after_restart | now
+    announced_at: Mapped[datetime]
+    started_at: Mapped[datetime | None]  # of the server's process when it was announced, if known
+    serving: Mapped[str | None]
+    serving_since: Mapped[datetime | None]
+    instead_of: Mapped[str | None]
+
+
 class ScrapeLease(Base):
     """Which sidecar took a server to scrape it last; whether it still does, its lock tells."""
 

@@ -37,7 +37,7 @@ from driftguard.retraining.promotion.draft_rows import (
 )
 from driftguard.retraining.training import workspace
 from driftguard.settings import Settings
-from driftguard.store import drafts, retrain_runs
+from driftguard.store import announced_drafts, drafts, retrain_runs
 from driftguard.store.database import Database
 from driftguard.store.tables import RetrainRun
 
@@ -134,6 +134,7 @@ def _fail_if_late(session: Session, run: RetrainRun, serving: EngineDraft, now: 
         f"draft {serving.version} is in service"
     )
     log.error("promotion by a restart failed", run=str(run.id), reason=reason)
+    announced_drafts.withdraw(session, run.server, asked.version)
     retrain_runs.end(session, run.id, "failed", reason, now)
     incident_notes.end_mitigation(session, run.incident_id, reason, now)
 

@@ -28,7 +28,7 @@ from driftguard.retraining.ledger.outcome import RetrainOutcome
 from driftguard.retraining.ledger.run_row import Job, advance, end
 from driftguard.retraining.promotion.draft_rows import why_worse
 from driftguard.retraining.training import workspace
-from driftguard.store import drafts, retrain_runs, source_activity
+from driftguard.store import announced_drafts, drafts, retrain_runs, source_activity
 from driftguard.store.database import Database
 from driftguard.store.tables import Draft, RetrainRun
 
@@ -159,8 +159,13 @@ def _give(
     wait = timedelta(seconds=engine.rules.promote_wait_seconds)
     longest = timedelta(seconds=engine.rules.promote_timeout_seconds) + wait
     asked = Rollout(order.draft_version, order.asked_at, order.asked_at + longest, reason)
+    with database.session() as session:  # before the restart, which brings it into effect
+        announced_drafts.announce(session, order.server, order.draft_version, "after_restart", order.asked_at)
     _store(database, order.run_id, state, asked)
     reply = engine.tell(order)
+    if reply.refusal is not None:
+        with database.session() as session:
+            announced_drafts.withdraw(session, order.server, order.draft_version)
     after = wait if reply.refusal is None else ASK_AGAIN_AFTER
     asked = replace(asked, until=datetime.now(UTC) + after, output=reply.output)
     _store(database, order.run_id, state, asked)

@@ -23,8 +23,9 @@ from driftguard.retraining.promotion.reconcile import settle
 from driftguard.retraining.promotion.rollback import roll_back
 from driftguard.retraining.tasks import RetrainingJobs
 from driftguard.settings import ORDER_VARIABLES, Settings
-from driftguard.store import drafts, retrain_runs
+from driftguard.store import announced_drafts, drafts, retrain_runs, sources
 from driftguard.store.database import Database
+from driftguard.store.sources import SourceState
 from driftguard.store.tables import RetrainRun
 from tests.alerting.http_receiver import Receiver, http_receiver, wait_until
 from tests.retraining.conftest import Drifted
@@ -195,6 +196,41 @@ def test_a_restart_that_shows_in_no_record_fails_by_name(restarts: Restarts) -> 
     assert restarts.states() == {OLD: "in_service", NEW: "candidate"}
     assert made.incident_id is not None
     assert incident_states(restarts.database, made.incident_id)[-1] == "open"
+
+
+def test_a_scraped_server_follows_the_order_that_is_given(restarts: Restarts) -> None:
+    """Its counters do not tell the draft. What was refused, or shows in no record, is not awaited."""
+    now = datetime.now(UTC)
+    with restarts.database.session() as session:
+        state = SourceState(SERVER, "vllm", "http://x", "counter", "reporting", "", now, now, now, 15.0)
+        sources.store(session, [state])
+
+    def awaited() -> dict[str, str]:
+        with restarts.database.session() as session:
+            return announced_drafts.awaited(session)
+
+    settings = restarts.settings(promote_wait_seconds=0.01)
+    made = passed_the_gate(restarts.database, settings)
+    promote(restarts.database, settings, made.id, made.incident_id)
+    assert awaited() == {SERVER: NEW}
+    wait_until(lambda: restarts.settled(settings, made.id) == "failed", "the end of the wait")
+    assert awaited() == {}
+    restarts.exits_with(7)
+    promote(restarts.database, settings, made.id, made.incident_id)
+    assert awaited() == {}
+
+
+def test_a_scraped_server_follows_a_rollback(restarts: Restarts) -> None:
+    settings = restarts.settings()
+    run_id = restarts.watched(settings)
+    now = datetime.now(UTC)
+    with restarts.database.session() as session:
+        state = SourceState(SERVER, "vllm", "http://x", "counter", "reporting", "", now, now, now, 15.0)
+        sources.store(session, [state])
+    restarts.change(run_id, "watch", verdict="worse")
+    assert restarts.settled(settings, run_id) == "rolling_back"
+    with restarts.database.session() as session:
+        assert announced_drafts.awaited(session) == {SERVER: OLD}
 
 
 def test_the_webhook_is_told_until_it_accepts(
