@@ -26,7 +26,7 @@ SHIFTED_MIX = {"code": 0.85, "docs": 0.15}
 
 BASELINE_SECONDS = 240.0
 MIX_REQUESTS = 100
-INCIDENT_SECONDS = 120.0
+INCIDENT_SECONDS = 300.0
 ANSWERS_SECONDS = 180.0  # limits, not delays: a slow machine must succeed too
 PAGE_SECONDS = 20.0
 RETRAIN_SECONDS = 480.0
