@@ -54,7 +54,8 @@ class RetrainingMetrics:
         )
         self.gate_acceptance = series.gauge(
             "driftguard_gate_acceptance_ratio",
-            "Acceptance on held-out requests of the changed traffic, when the gate last decided.",
+            "Accepted per draft token at the K in use, predicted from held-out requests of the changed "
+            "traffic, when the gate last decided.",
             *PLACE,
             "draft",  # in_service | candidate
         )

@@ -208,10 +208,13 @@ class RetrainingSettings(_Group):
         0.2, description="Fraction of the captured traffic that is not trained on, but used by the gate."
     )
     maximum_regression: Fraction = Field(
-        0.02, description="Largest loss of acceptance in any segment that the gate allows."
+        0.02,
+        description="Largest loss in any segment that the gate allows, of single draft tokens that are kept.",
     )
     minimum_gain: Fraction = Field(
-        0.02, description="Smallest gain of acceptance in the changed segments that the gate requires."
+        0.02,
+        description="Smallest gain in the changed segments that the gate requires, of single draft tokens "
+        "that are kept.",
     )
     keep_candidates: PositiveInt = Field(
         5, description="Draft directories kept; older unused ones are removed."

@@ -61,8 +61,9 @@ def _show_gate(metrics: Metrics, runs: Sequence[RetrainRun]) -> None:
     decided = {(run.server, run.target): run.numbers.gate for run in runs if run.numbers and run.numbers.gate}
     both: dict[tuple[str, ...], float] = {}
     for place, decision in decided.items():
-        both[*place, "in_service"] = decision.gain.parent
-        both[*place, "candidate"] = decision.gain.candidate
+        parent, candidate = decision.gain.accepted_parent, decision.gain.accepted_candidate
+        if parent is not None and candidate is not None:
+            both[*place, "in_service"], both[*place, "candidate"] = parent, candidate
     metrics.replace(metrics.retraining.gate_acceptance, both)
     metrics.replace(
         metrics.retraining.gate_gain_lower,

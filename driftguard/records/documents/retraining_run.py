@@ -41,7 +41,10 @@ class GateRules:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Paired comparison of one group: means over requests, and one-sided bounds of the mean difference."""
+    """Paired comparison of one group. parent, candidate: parts of single draft tokens that the target keeps,
+    means over requests; difference: of the two, with one-sided bounds. accepted_parent, accepted_candidate:
+    accepted per draft token at the K in use, which is what records hold and pages call acceptance, as these
+    parts predict it; None of a run of an earlier version."""
 
     group: str
     changed: bool
@@ -51,6 +54,8 @@ class Comparison:
     difference: float
     lower: float
     upper: float
+    accepted_parent: float | None = None
+    accepted_candidate: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

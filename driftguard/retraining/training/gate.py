@@ -66,20 +66,20 @@ def decide(groups: Sequence[GroupScores], costs: Costs, rules: GateRules) -> Dec
     changed = [group for group in groups if group.changed]
     if not changed:
         raise ValueError("no held-out requests of the changed traffic")
-    gain = _compare("changed traffic", True, changed, rules.alpha)
-    compared, untested = _compare_groups(groups, rules)
+    k = costs.num_speculative_tokens
+    gain = _compare("changed traffic", True, changed, rules.alpha, k)
+    compared, untested = _compare_groups(groups, rules, k)
     seconds = _seconds_per_token(groups, changed, costs)
     objections = [
         *_objections_to_gain(gain, rules),
         *(text for group in compared for text in _objections_to_loss(group, rules)),
         *_objections_to_time(seconds),
     ]
-    served = _served(changed, costs.num_speculative_tokens)
-    reason = "; ".join(objections) or _praise(gain, served, seconds, untested)
+    reason = "; ".join(objections) or _praise(gain, seconds, untested)
     return Decision(not objections, reason, gain, compared, untested, seconds, rules)
 
 
-def _compare(name: str, changed: bool, groups: Sequence[GroupScores], alpha: float) -> Comparison:
+def _compare(name: str, changed: bool, groups: Sequence[GroupScores], alpha: float, k: int) -> Comparison:
     parent = np.concatenate([group.parent for group in groups])
     candidate = np.concatenate([group.candidate for group in groups])
     difference = candidate - parent
@@ -98,20 +98,22 @@ def _compare(name: str, changed: bool, groups: Sequence[GroupScores], alpha: flo
         mean,
         max(mean - margin, -1.0),  # rates lie in [0, 1], so differences in [-1, 1]
         min(mean + margin, 1.0),
+        _accepted(groups, k, candidate=False),
+        _accepted(groups, k, candidate=True),
     )
 
 
 def _compare_groups(
-    groups: Sequence[GroupScores], rules: GateRules
+    groups: Sequence[GroupScores], rules: GateRules, k: int
 ) -> tuple[tuple[Comparison, ...], tuple[str, ...]]:
     """(tested groups, names of the untested): each group by itself, the small ones together."""
     small = [group for group in groups if len(group.parent) < rules.minimum_group]
     large = [group for group in groups if len(group.parent) >= rules.minimum_group]
-    compared = [_compare(group.group, group.changed, [group], rules.alpha) for group in large]
+    compared = [_compare(group.group, group.changed, [group], rules.alpha, k) for group in large]
     if sum(len(group.parent) for group in small) < rules.minimum_group:
         return tuple(compared), tuple(group.group for group in small)
     name = f"{SMALL_GROUPS} ({', '.join(group.group for group in small)})"
-    compared.append(_compare(name, all(group.changed for group in small), small, rules.alpha))
+    compared.append(_compare(name, all(group.changed for group in small), small, rules.alpha, k))
     return tuple(compared), ()
 
 
@@ -146,12 +148,12 @@ def _emitted_per_step(groups: Sequence[GroupScores], *, candidate: bool) -> floa
 def _objections_to_gain(gain: Comparison, rules: GateRules) -> Iterator[str]:
     if gain.difference < rules.minimum_gain:
         yield (
-            f"single draft tokens of the changed traffic kept: {gain.parent:.3f}, then {gain.candidate:.3f} "
-            f"({gain.difference:+.3f}); at least {rules.minimum_gain:+.3f} is needed"
+            f"{_told(gain)}; a gain of {rules.minimum_gain:+.3f} in single draft tokens is needed, and it is "
+            f"{gain.difference:+.3f}"
         )
     elif gain.lower <= 0:
         yield (
-            f"the gain of {gain.difference:+.3f} on the changed traffic may be chance: over "
+            f"{_told(gain)}; the gain of {gain.difference:+.3f} in single draft tokens may be chance: over "
             f"{gain.requests} held-out requests its lower {1 - rules.alpha:.0%} bound is {gain.lower:+.3f}"
         )
 
@@ -160,9 +162,9 @@ def _objections_to_loss(group: Comparison, rules: GateRules) -> Iterator[str]:
     largest_loss = -group.lower
     if largest_loss > rules.maximum_regression:
         yield (
-            f"{group.group}: a loss of acceptance above {rules.maximum_regression:.3f} is not excluded "
-            f"({group.parent:.3f} to {group.candidate:.3f} over {group.requests} held-out requests, "
-            f"loss up to {largest_loss:.3f} at {1 - rules.alpha:.0%})"
+            f"{group.group}: a loss of {rules.maximum_regression:.3f} in single draft tokens is not excluded "
+            f"({group.parent:.3f} kept, then {group.candidate:.3f}, over {group.requests} held-out requests; "
+            f"a loss of up to {largest_loss:.3f} at {1 - rules.alpha:.0%})"
         )
 
 
@@ -176,21 +178,23 @@ def _objections_to_time(seconds: Mapping[str, float]) -> Iterator[str]:
             )
 
 
-def _served(groups: Sequence[GroupScores], k: int) -> tuple[float, float]:
-    """Accepted per draft token at K, which records hold and pages call acceptance, of both drafts: a step
-    emits those that it accepts, and one more."""
-    emitted = [_emitted_per_step(groups, candidate=candidate) for candidate in (False, True)]
-    parent, candidate = ((each - 1.0) / k for each in emitted)
-    return parent, candidate
+def _accepted(groups: Sequence[GroupScores], k: int, *, candidate: bool) -> float:
+    """Per draft token: a step emits those that it accepts, and one more."""
+    return (_emitted_per_step(groups, candidate=candidate) - 1.0) / k
 
 
-def _praise(
-    gain: Comparison, served: tuple[float, float], seconds: Mapping[str, float], untested: Sequence[str]
-) -> str:
+def _told(gain: Comparison) -> str:
+    return (
+        f"acceptance on the changed traffic from {gain.accepted_parent:.3f} to "
+        f"{gain.accepted_candidate:.3f}, predicted (single draft tokens kept: {gain.parent:.3f}, then "
+        f"{gain.candidate:.3f})"
+    )
+
+
+def _praise(gain: Comparison, seconds: Mapping[str, float], untested: Sequence[str]) -> str:
     faster = seconds["changed_parent"] / seconds["changed_candidate"]
     tested = f"every tested group within the bound, too few requests to test {', '.join(untested)}"
     return (
-        f"acceptance on the changed traffic from {served[0]:.3f} to {served[1]:.3f}, predicted (single draft "
-        f"tokens kept: {gain.parent:.3f}, then {gain.candidate:.3f}) over {gain.requests} held-out requests, "
-        f"{faster:.2f}x the tokens per second there, " + (tested if untested else "no group regressed")
+        f"{_told(gain)} over {gain.requests} held-out requests, {faster:.2f}x the tokens per second there, "
+        + (tested if untested else "no group regressed")
     )

@@ -45,11 +45,25 @@ def test_a_gain_without_regression_is_promoted() -> None:
     assert decision.gain.lower > 0.25
 
 
+def test_acceptance_is_told_as_records_count_it() -> None:
+    """Of K = 4 draft tokens of a step (a^1 + .. + a^4) are accepted, whatever part of single ones is."""
+    fallen, older = group("changed:german", gain=0.3, changed=True, level=0.4), group("older:code", gain=0.0)
+    decision = judge(fallen, older)
+    (first, _) = decision.groups
+    for told in (decision.gain, first):
+        assert told.accepted_parent == pytest.approx((fallen.parent_emitted_per_step - 1) / 4)
+        assert told.accepted_candidate == pytest.approx((fallen.candidate_emitted_per_step - 1) / 4)
+    assert (
+        f"from {decision.gain.accepted_parent:.3f} to {decision.gain.accepted_candidate:.3f}"
+        in decision.reason
+    )
+
+
 def test_too_small_a_gain_is_rejected_although_it_is_certain() -> None:
     decision = judge(group("changed:german", gain=0.01, changed=True, spread=0.001))
     assert decision.gain.lower > 0
     assert not decision.promote
-    assert "+0.020 is needed" in decision.reason
+    assert "a gain of +0.020 in single draft tokens is needed" in decision.reason
 
 
 def test_a_gain_that_may_be_chance_is_rejected() -> None:
