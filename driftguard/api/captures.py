@@ -21,7 +21,7 @@ from driftguard.api.openapi import BATCH_COUNTS, batch_problems, example, json_l
 from driftguard.api.problems import record_errors
 from driftguard.api.request_body import Body, split_items
 from driftguard.errors import BadInput, Busy, Forbidden, TooLarge
-from driftguard.records import FUTURE_TOLERANCE, RecordError, readable_error
+from driftguard.records import FUTURE_TOLERANCE, RecordError, check_text, decode_line
 from driftguard.settings import Settings
 from driftguard.store.captures import (
     CapturedRequest,
@@ -130,15 +130,9 @@ def parse_captures(
 
 
 def _decode_capture(text: Body, line: int, oldest: datetime, now: datetime) -> CapturedRequest:
-    try:
-        capture = _decode(text)
-    except msgspec.ValidationError as error:
-        raise readable_error(str(error), line) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RecordError(f"not valid JSON ({error})", line=line) from None
+    capture = decode_line(_decode, text, line)
     for name in ("server", "target", "draft_version", "segment"):
-        if "\x00" in getattr(capture, name):
-            raise RecordError("holds a NUL character, which no text field may hold", field=name, line=line)
+        check_text(name, getattr(capture, name), line)
     if not oldest <= capture.captured_at <= now + FUTURE_TOLERANCE:
         raise RecordError(
             f"{capture.captured_at.isoformat()} is not between {oldest.isoformat()} "

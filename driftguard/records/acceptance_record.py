@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 from uuid import UUID
 
 import msgspec
 
+Struct = TypeVar("Struct", bound=msgspec.Struct)
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**40)]  # sums of millions of records still fit a bigint
 Instant = Annotated[datetime, msgspec.Meta(tz=True)]
@@ -102,14 +104,21 @@ _PATH = re.compile(r"(.*) - at `\$\.?([^`]*)`$", re.DOTALL)
 
 def decode_record(text: bytes | bytearray | str, *, line: int | None = None) -> AcceptanceRecord:
     """Parses and checks one record. Raises RecordError that names the field and the line."""
-    try:
-        record = _decode(text)
-    except msgspec.ValidationError as error:
-        raise readable_error(str(error), line) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RecordError(f"not valid JSON ({error})", line=line) from None
+    record = decode_line(_decode, text, line)
     check_record(record, line=line)
     return record
+
+
+def decode_line(
+    decode: Callable[[bytes | bytearray | str], Struct], text: bytes | bytearray | str, line: int | None
+) -> Struct:
+    """What `decode` makes of it. Raises RecordError that names the field and the line."""
+    try:
+        return decode(text)
+    except msgspec.ValidationError as error:
+        raise readable_error(str(error), line) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RecordError(f"not valid JSON ({error})", line=line) from None
 
 
 def encode_record(record: AcceptanceRecord) -> bytes:
@@ -147,12 +156,16 @@ def check_record(record: AcceptanceRecord, *, line: int | None = None) -> None:
         if value is not None and not math.isfinite(value):
             refuse(name, f"{value} is not a finite number")
     for name in ("server", "target", "draft", "draft_version", "method", "segment", "session"):
-        value = getattr(record, name)
-        if value is not None and "\x00" in value:
-            refuse(name, "holds a NUL character, which no text field may hold")
+        check_text(name, getattr(record, name), line)
     if record.started_requests is not None and record.kind != "window":
         refuse("started_requests", f"is of windows only, and this is a {record.kind}")
     _check_positions(record, line)
+
+
+def check_text(name: str, value: str | None, line: int | None) -> None:
+    """Raises RecordError where the database could not hold the field's value."""
+    if value is not None and "\x00" in value:
+        raise RecordError("holds a NUL character, which no text field may hold", field=name, line=line)
 
 
 def _check_positions(record: AcceptanceRecord, line: int | None) -> None:
