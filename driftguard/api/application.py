@@ -21,6 +21,7 @@ from driftguard.api import (
     retraining,
     status,
     streams,
+    unrecorded,
 )
 from driftguard.api.openapi import install_openapi
 from driftguard.api.otlp import routes as otlp
@@ -46,6 +47,7 @@ def http_application(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
         ingest_records,
         list_records,
         captures,
+        unrecorded,
         status,
         streams,
         held_streams,

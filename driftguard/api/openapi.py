@@ -19,13 +19,13 @@ from driftguard.errors import (
     TooLarge,
     Unauthorized,
 )
-from driftguard.records import AcceptanceRecord
+from driftguard.records import AcceptanceRecord, UnrecordedRequests
 from driftguard.store.captures import CapturedRequest
 from driftguard.store.export_rows import RollupRow
 
 PROBLEM_JSON: Final = "application/problem+json"
 _SCHEMAS: Final = "#/components/schemas/"
-_STRUCTS: Final = (AcceptanceRecord, RollupRow, CapturedRequest)
+_STRUCTS: Final = (AcceptanceRecord, RollupRow, CapturedRequest, UnrecordedRequests)
 _TAGS: Final = {
     "records": "Acceptance records: sent one by one or in batches, read as a paginated list or an export.",
     "otlp": "Records made from the spans and the metrics of OpenTelemetry exporters and collectors.",

@@ -11,6 +11,7 @@ _stored: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".jso
 RECORD = _stored["record"]
 ROLLUP = _stored["rollup"]
 CAPTURE = _stored["capture"]
+UNRECORDED = _stored["unrecorded"]
 SPANS = _stored["spans"]
 METRICS = _stored["metrics"]
 INCIDENT = _stored["incident"]

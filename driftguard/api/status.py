@@ -32,10 +32,11 @@ from driftguard.api.status_models import (
     StreamInfo,
     StreamStatusModel,
     TokensPerSecond,
+    UnrecordedModel,
 )
 from driftguard.errors import NotFound
 from driftguard.incidents import aftermath
-from driftguard.status import streams_in_service
+from driftguard.status import streams_in_service, unrecorded
 from driftguard.status.gather import describe
 from driftguard.status.stream_status import StreamStatus
 from driftguard.status.verdict import Standing, standings
@@ -124,6 +125,10 @@ def _status(query: StatusQuery, context: Context) -> StatusAnswer:
             streams_left_out=max(len(found) - query.limit, 0),
             sources=source_models(session, scraped),
             sources_elsewhere=list(context.sources_elsewhere()),
+            unrecorded=[
+                UnrecordedModel.model_validate(one)
+                for one in unrecorded.of_servers(session, now)[: query.limit]
+            ],
             probes=[ProbedModel.model_validate(one) for one in context.probed()],
         )
 

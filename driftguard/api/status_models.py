@@ -18,7 +18,7 @@ from driftguard.detection.state.columns import SECONDS_PER_DAY
 from driftguard.incidents.aftermath import Aftermath
 from driftguard.metrics.labels import StreamVerdict
 from driftguard.probes.loop import ProbingState
-from driftguard.records import Fidelity
+from driftguard.records import Fidelity, UnrecordedReason
 from driftguard.records.positions import Positions
 from driftguard.settings import DetectionSettings, FalseAlarmScope
 from driftguard.store.tables import RetrainRun, Source
@@ -337,6 +337,26 @@ class ProbedModel(FrozenModel):
     replayed_at: datetime | None = Field(description="By this sidecar since it started.")
 
 
+class UnrecordedModel(FrozenModel):
+    """Answered requests of a server in the last 24 hours, by what became of their records."""
+
+    server: str = Field(examples=["chat-eu-1"])
+    recorded: int = Field(description="Requests that have a record of their own.", examples=[8_312])
+    unrecorded: int = Field(
+        description="Answered and not recorded, as their senders report it; without canary probes, failed "
+        "requests and those that generate nothing.",
+        examples=[3_735],
+    )
+    share: float = Field(description="unrecorded / (recorded + unrecorded)", examples=[0.31])
+    reasons: dict[UnrecordedReason, int] = Field(
+        description="Of the unrecorded ones, the most frequent first.", examples=[{"stop_string": 3_735}]
+    )
+    text: str = Field(
+        description="What that means and what to do; empty below 5%, and below 100 requests. It ends the "
+        "sentence of the server's streams that are made of requests."
+    )
+
+
 class StatusAnswer(FrozenModel):
     generated_at: datetime
     unfolded_records: int = Field(description="Stored records that the detector has not folded yet.")
@@ -353,6 +373,10 @@ class StatusAnswer(FrozenModel):
     sources_elsewhere: list[str] = Field(
         description="Servers of this sidecar's settings that another sidecar on its database scrapes; this "
         "one takes over when that one ends."
+    )
+    unrecorded: list[UnrecordedModel] = Field(
+        description="Servers with requests that were answered and not recorded, the largest share first, "
+        "`limit` at most. Not those known by their counters alone, which count all requests."
     )
     probes: list[ProbedModel] = Field(
         description="Servers whose canary probes this sidecar replays by itself; empty where probes.enabled "

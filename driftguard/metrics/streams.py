@@ -85,6 +85,14 @@ class StreamMetrics:
             "Acceptance rate at which the K in use is as fast as no speculation; above 1: none is enough.",
             *STREAM,
         )
+        self.unrecorded = series.gauge(
+            "driftguard_unrecorded_requests_ratio",
+            "Part of a server's answered requests of the last 24 hours that is not recorded, by reason; "
+            "the sum over the reasons is all of it. Only of servers with such requests, the largest part "
+            "first, at most metrics.max_streams.",
+            "server",
+            "reason",
+        )
         self.by_verdict = series.gauge(
             "driftguard_streams", "Streams with speculation by their current verdict.", "verdict"
         )

@@ -25,6 +25,15 @@ from driftguard.records.acceptance_record import (
     readable_error,
 )
 from driftguard.records.record_ids import new_record_id
+from driftguard.records.unrecorded import (
+    UNRECORDED_REASONS,
+    WHY,
+    UnrecordedReason,
+    UnrecordedRequests,
+    decode_unrecorded,
+    encode_unrecorded,
+    hour_of,
+)
 
 __all__ = [
     "DEFAULT_SEGMENT",
@@ -32,6 +41,8 @@ __all__ = [
     "MAX_SEGMENTS_PER_STREAM",
     "OTHER_SEGMENT",
     "PROBE_SEGMENT",
+    "UNRECORDED_REASONS",
+    "WHY",
     "AcceptanceRecord",
     "AcceptanceRule",
     "Fidelity",
@@ -40,12 +51,17 @@ __all__ = [
     "RecordError",
     "StreamKey",
     "Text",
+    "UnrecordedReason",
+    "UnrecordedRequests",
     "check_clock",
     "check_record",
     "check_text",
     "decode_line",
     "decode_record",
+    "decode_unrecorded",
     "encode_record",
+    "encode_unrecorded",
+    "hour_of",
     "new_record_id",
     "readable_error",
 ]

@@ -17,8 +17,10 @@ from driftguard.incidents import cost_measurement, recovery, remedy
 from driftguard.incidents.message import cost_percent
 from driftguard.records.documents.incident import names_of
 from driftguard.records.positions import combined
+from driftguard.status import unrecorded
 from driftguard.status.sentences import DRAFTING, set_aside_sentence, stale, with_clock, with_text
 from driftguard.status.stream_status import StreamStatus
+from driftguard.status.unrecorded import Unrecorded
 from driftguard.status.usual_silence import Place, UsualSilences
 from driftguard.status.verdict import Standing, standings
 from driftguard.store import drafts, folding, status_queries
@@ -53,6 +55,10 @@ def describe(session: Session, now: datetime, chosen: Sequence[Standing]) -> lis
         parents=drafts.parents_in_service(session),
         watched=status_queries.watched_runs(session),
         resolved=status_queries.newest_resolved(session, now - TOLD_FOR),
+        unrecorded={
+            one.server: one
+            for one in unrecorded.of_servers(session, now, {item.stream.server for item in chosen})
+        },
     )
     return [_status(item, facts) for item in chosen]
 
@@ -68,6 +74,7 @@ class _Facts:
     parents: dict[tuple[str, str, str], str]  # server, target, version -> version
     resolved: dict[Place, Incident]
     watched: dict[tuple[str, str, str], status_queries.WatchedRun]
+    unrecorded: dict[str, Unrecorded]  # by server
 
 
 def _status(item: Standing, facts: _Facts) -> StreamStatus:
@@ -107,9 +114,17 @@ def _status(item: Standing, facts: _Facts) -> StreamStatus:
         summary=summary,
     )
     found = with_text(found, incident) if held is None else replace(found, text=set_aside_sentence(held))
+    if item.in_service and (missing := _missing_requests(stream, facts)):
+        found = replace(found, text=f"{found.text} {missing}")
     if not item.in_service or item.heard is None:
         return found
     return stale(found, item.heard) if item.verdict == "stale" else with_clock(found, item.heard)
+
+
+def _missing_requests(stream: StreamRow, facts: _Facts) -> str:
+    """Empty for a stream of windows, which are of all requests, and where there is no acceptance."""
+    missing = facts.unrecorded.get(stream.server)
+    return missing.text if missing and stream.id in missing.streams and stream.method != "none" else ""
 
 
 def _speculation(item: Standing, measured: cost_measurement.Measured | None) -> Speculation | None:

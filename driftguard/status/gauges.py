@@ -15,7 +15,7 @@ from driftguard.cost.payoff import concurrency_words
 from driftguard.incidents import cost_measurement
 from driftguard.metrics import Metrics
 from driftguard.metrics.labels import VERDICTS
-from driftguard.status import retraining_gauges
+from driftguard.status import retraining_gauges, unrecorded
 from driftguard.status.stream_status import StreamStatus
 from driftguard.status.verdict import Standing
 from driftguard.store import incidents, notifications, status_queries
@@ -46,6 +46,7 @@ def refresh(
     _show_incidents(session, metrics, {item.stream.id: item.stream for item in every})
     places = {(item.stream.server, item.stream.target) for item in found}
     _show_costs(metrics, found)
+    _show_unrecorded(session, metrics, now)
     retraining_gauges.refresh(session, metrics, places)
     metrics.loops.gauges_last_refresh.set(now.timestamp())
 
@@ -138,6 +139,15 @@ def _bounds(load: LoadSpeedup) -> list[tuple[str, float]]:
     if load.factor is None:
         return []
     return [("estimate", load.factor.value), ("low", load.factor.low), ("high", load.factor.high)]
+
+
+def _show_unrecorded(session: Session, metrics: Metrics, now: datetime) -> None:
+    parts: dict[Labels, float] = {
+        (one.server, reason): count / one.total
+        for one in unrecorded.of_servers(session, now)[: metrics.max_streams]
+        for reason, count in one.reasons.items()
+    }
+    metrics.replace(metrics.streams.unrecorded, parts)
 
 
 def _show_set_aside(metrics: Metrics, every: Sequence[Standing]) -> None:

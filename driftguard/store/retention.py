@@ -47,11 +47,12 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Maintenance:
-    """Names of partitions, and how many captured requests were deleted."""
+    """Names of partitions, and how many captured requests and counts of unrecorded ones were deleted."""
 
     created: list[str]
     dropped: list[str]
     captures_deleted: int
+    unrecorded_deleted: int
 
 
 def maintain(database: Database, now: datetime, retention: RetentionSettings) -> Maintenance:
@@ -59,7 +60,7 @@ def maintain(database: Database, now: datetime, retention: RetentionSettings) ->
     created = create_ahead(database, now, retention.partitions_ahead)
     with _alone(database) as connection:
         if connection is None:
-            return Maintenance(created, [], 0)
+            return Maintenance(created, [], 0, 0)
         dropped = _drop_marked(database, connection)
         for table, days in _kept(retention):
             if _complete_detachment(database, table):
@@ -67,7 +68,10 @@ def maintain(database: Database, now: datetime, retention: RetentionSettings) ->
                 _detach_old(connection, table, oldest.astimezone(UTC).date())
         dropped += _drop_marked(database, connection)
         return Maintenance(
-            created, dropped, _delete_captures(connection, now - timedelta(days=retention.captures_days))
+            created,
+            dropped,
+            _delete_captures(connection, now - timedelta(days=retention.captures_days)),
+            _delete_unrecorded(connection, now - timedelta(days=retention.records_days)),
         )
 
 
@@ -167,6 +171,12 @@ def _delete_captures(connection: Connection, edge: datetime) -> int:
         deleted += rows
         if rows < CAPTURES_AT_ONCE:
             return deleted
+
+
+def _delete_unrecorded(connection: Connection, edge: datetime) -> int:
+    """A few rows of each hour, so all at once."""
+    old = text("DELETE FROM unrecorded_requests WHERE hour < :edge")
+    return connection.execute(old, {"edge": edge}).rowcount
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from driftguard.records import UnrecordedReason
 from driftguard.records.documents.cost import Cost
 from driftguard.records.documents.goodput import GoodputWatch
 from driftguard.records.documents.incident import ChangedSegment, IncidentDiagnosis, IncidentEvidence
@@ -434,6 +435,18 @@ class Capture(Base):
     captured_at: Mapped[datetime]
     prompt_token_ids: Mapped[list[int]] = mapped_column(ARRAY(Integer))
     output_token_ids: Mapped[list[int]] = mapped_column(ARRAY(Integer))
+
+
+class UnrecordedRow(Base):
+    """Requests that were answered and not recorded; see driftguard.records.unrecorded."""
+
+    __tablename__ = "unrecorded_requests"
+
+    hour: Mapped[datetime] = mapped_column(primary_key=True)
+    server: Mapped[str] = mapped_column(primary_key=True)
+    reason: Mapped[UnrecordedReason] = mapped_column(Text, primary_key=True)
+    reporter: Mapped[UUID] = mapped_column(primary_key=True)
+    requests: Mapped[int]
 
 
 class ServingScoresRow(Base):

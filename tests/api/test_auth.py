@@ -14,7 +14,12 @@ from driftguard.store.keys import create_key, revoke_key
 from tests.api.ingest_server import serving
 from tests.benchmarks.ingest_app import ingest_app
 
-CALLS = [("POST", "/api/v1/records"), ("POST", "/api/v1/captures"), ("GET", "/api/v1/captures")]
+CALLS = [
+    ("POST", "/api/v1/records"),
+    ("POST", "/api/v1/unrecorded"),
+    ("POST", "/api/v1/captures"),
+    ("GET", "/api/v1/captures"),
+]
 
 
 @pytest.mark.parametrize(

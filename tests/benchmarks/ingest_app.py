@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from fastapi import FastAPI
 
-from driftguard.api import captures, ingest_records
+from driftguard.api import captures, ingest_records, unrecorded
 from driftguard.api.context import Context
 from driftguard.api.guarding import install_guard
 from driftguard.api.problems import install_problem_handlers
@@ -54,5 +54,6 @@ def ingest_app(settings: Settings, url: str) -> FastAPI:
     install_guard(app, app.state.context)
     app.include_router(ingest_records.router)
     app.include_router(captures.router)
+    app.include_router(unrecorded.router)
     install_problem_handlers(app)
     return app

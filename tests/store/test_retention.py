@@ -114,6 +114,20 @@ def test_captures_past_retention_are_deleted_in_batches(
     assert count(database, "captures") == 2
 
 
+def test_counts_of_unrecorded_requests_are_kept_as_long_as_records(database: Database) -> None:
+    with database.session() as session:
+        for days in (31, 29):
+            hour = (NOON - timedelta(days=days)).isoformat()
+            session.execute(
+                text(
+                    "INSERT INTO unrecorded_requests VALUES (:hour, 's', 'no_numbers', gen_random_uuid(), 1)"
+                ),
+                {"hour": hour},
+            )
+    assert maintain(database, NOON, RETENTION).unrecorded_deleted == 1
+    assert count(database, "unrecorded_requests") == 1
+
+
 def waiting(database: Database) -> list[str]:
     """Statements of maintenance that wait for a lock."""
     with database.session() as session:

@@ -34,7 +34,7 @@ from driftguard.api.status_models import Rate
 from driftguard.api.streams import decode, matching
 from driftguard.errors import NotFound
 from driftguard.metrics.labels import StreamVerdict
-from driftguard.status import stream_list
+from driftguard.status import stream_list, unrecorded
 from driftguard.status.stream_list import Choice, Order
 from driftguard.status.verdict import WORST_FIRST, Standing, standings
 from driftguard.store import drafts, folding, incidents, retrain_runs, sources, streams
@@ -102,6 +102,9 @@ def _fleet(query: FleetQuery, context: Context) -> HTMLResponse:
             sources=source_models(session, scraped),
             elsewhere=context.sources_elsewhere(),
             probes=context.probed(),
+            unrecorded=[
+                one.text for one in unrecorded.of_servers(session, now) if not one.recorded and one.text
+            ],
             unfolded=folding.unfolded(session),
         )
 
