@@ -11,6 +11,7 @@ batches, repeatedly until the sidecar has acknowledged it. A record_id is stored
 sent. When the buffer is full because the sidecar is unreachable, the oldest record is dropped and counted
 (`counts.dropped`). A record that the sidecar refuses is logged with the reason and counted
 (`counts.refused`); `post` sends some records now and raises instead.
+Requests that were answered and of which the caller cannot make a record are counted by `count_unrecorded`.
 
 Imports only the record's definition and the errors from the sidecar.
 """

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, TypeVar
 from uuid import UUID
@@ -17,8 +18,9 @@ from driftguard.client import protocol
 from driftguard.client.answers import BatchCounts, Incident, IncidentPage, Status
 from driftguard.client.buffer import Buffer, Counts
 from driftguard.client.protocol import Outcome, SidecarUnavailable
+from driftguard.client.tally import Tally
 from driftguard.errors import TooLarge
-from driftguard.records import AcceptanceRecord, encode_record
+from driftguard.records import AcceptanceRecord, UnrecordedReason, encode_record, encode_unrecorded
 
 Answer = TypeVar("Answer")
 
@@ -34,6 +36,7 @@ class AsyncClient:
         max_buffered: int = 10_000,
         max_batch: int = 500,
         linger_seconds: float = 1.0,
+        report_seconds: float = protocol.REPORT_SECONDS,
     ) -> None:
         """Connects at first use. Raises ValueError."""
         self._http = httpx.AsyncClient(
@@ -48,6 +51,9 @@ class AsyncClient:
         self._closing = asyncio.Event()
         self._flushes = 0  # under way
         self._task: asyncio.Task[None] | None = None
+        self._report_seconds = report_seconds
+        self._tally = Tally()
+        self._reporting: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -77,6 +83,15 @@ class AsyncClient:
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run(), name="driftguard-client")
 
+    def count_unrecorded(self, server: str, reason: UnrecordedReason, requests: int = 1) -> None:
+        """As Client.count_unrecorded."""
+        if self._closing.is_set():
+            return
+        self._tally.add(server, reason, requests, datetime.now(UTC))
+        if self._reporting is None:
+            loop = asyncio.get_running_loop()
+            self._reporting = loop.create_task(self._report(), name="driftguard-unrecorded")
+
     async def flush(self, timeout_seconds: float = 5.0) -> bool:
         """Sends all waiting records now. False: not all were acknowledged in time; the rest keeps waiting."""
         self._flushes += 1
@@ -94,10 +109,12 @@ class AsyncClient:
         """Sends waiting records for at most `timeout_seconds`; then the rest is dropped and counted."""
         for event in (self._closing, self._hurry, self._arrived):
             event.set()
-        if self._task is not None:
-            await asyncio.wait({self._task}, timeout=timeout_seconds)
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        tasks = {task for task in (self._task, self._reporting) if task is not None}
+        if tasks:
+            await asyncio.wait(tasks, timeout=timeout_seconds)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         self._buffer.give_up()
         await self._http.aclose()
 
@@ -145,8 +162,8 @@ class AsyncClient:
 
         return await self._attempt(once)
 
-    async def _post(self, content: bytes) -> httpx.Response:
-        return await self._request("POST", protocol.RECORDS, content=content, headers=protocol.JSON_LINES)
+    async def _post(self, content: bytes, path: str = protocol.RECORDS) -> httpx.Response:
+        return await self._request("POST", path, content=content, headers=protocol.JSON_LINES)
 
     async def _request(self, method: str, path: str, **values: Any) -> httpx.Response:
         try:
@@ -199,6 +216,22 @@ class AsyncClient:
 
     async def _send_once(self, batch: list[bytes]) -> Outcome:
         return protocol.outcome(await self._post(protocol.body(batch)), batch)
+
+    async def _report(self) -> None:
+        """Sends the tally now and then, and once more at the end."""
+        is_closing = False
+        while not is_closing:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._report_seconds):
+                    await self._closing.wait()
+            is_closing = self._closing.is_set()
+            try:
+                for report in self._tally.reports():
+                    lines = [encode_unrecorded(count) for count in report]
+                    answer = await self._post(protocol.body(lines), protocol.UNRECORDED)
+                    self._tally.answered(report, protocol.outcome(answer, lines))
+            except (SidecarUnavailable, TooLarge) as error:
+                self._tally.failed(error)
 
     def _note_failure(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None

@@ -16,6 +16,8 @@ from driftguard.records import RecordError
 
 Answer = TypeVar("Answer")
 RECORDS: Final = "/api/v1/records"
+UNRECORDED: Final = "/api/v1/unrecorded"
+REPORT_SECONDS: Final = 15.0  # between two reports of unrecorded requests
 JSON_LINES: Final = {"Content-Type": "application/x-ndjson"}
 TIMEOUT: Final = httpx.Timeout(30.0, connect=2.0)  # the sidecar answers after its commit
 INCIDENTS_PER_PAGE: Final = 100

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, TypeVar
 from uuid import UUID
@@ -16,8 +18,9 @@ from driftguard.client import protocol
 from driftguard.client.answers import BatchCounts, Incident, IncidentPage, Status
 from driftguard.client.buffer import Buffer, Counts
 from driftguard.client.protocol import Outcome, SidecarUnavailable
+from driftguard.client.tally import Tally
 from driftguard.errors import TooLarge
-from driftguard.records import AcceptanceRecord, encode_record
+from driftguard.records import AcceptanceRecord, UnrecordedReason, encode_record, encode_unrecorded
 
 Answer = TypeVar("Answer")
 
@@ -28,6 +31,7 @@ class Client:
     api_key: needed where the sidecar is bound to more than loopback. max_buffered: records that wait while
     the sidecar is unreachable; the oldest is dropped first and counted. max_batch: records of one request.
     linger_seconds: how long to wait for more records before a batch that is not full is sent.
+    report_seconds: how often counts of unrecorded requests are sent.
     """
 
     def __init__(
@@ -38,6 +42,7 @@ class Client:
         max_buffered: int = 10_000,
         max_batch: int = 500,
         linger_seconds: float = 1.0,
+        report_seconds: float = protocol.REPORT_SECONDS,
     ) -> None:
         """Connects at first use. Raises ValueError."""
         self._http = httpx.Client(
@@ -45,11 +50,14 @@ class Client:
         )
         self._linger_seconds = linger_seconds
         self._buffer = Buffer(max_buffered, max_batch)
-        self._changed = threading.Condition()  # guards the buffer
+        self._report_seconds = report_seconds
+        self._tally = Tally()
+        self._changed = threading.Condition()  # guards the buffer and the tally
         self._flushing = False
         self._closing = threading.Event()
         self._abandoned = threading.Event()
         self._thread: threading.Thread | None = None
+        self._reporting: threading.Thread | None = None
 
     def __enter__(self) -> Client:
         return self
@@ -77,6 +85,20 @@ class Client:
                 self._thread.start()
             self._changed.notify_all()
 
+    def count_unrecorded(self, server: str, reason: UnrecordedReason, requests: int = 1) -> None:
+        """Requests that `server` answered and of which there is no record, so that the status can say which
+        part of the traffic is missing. Takes microseconds; never waits for the network, never raises. Counts
+        of the last day wait in memory while the sidecar is away."""
+        with self._changed:
+            if self._closing.is_set():
+                return
+            self._tally.add(server, reason, requests, datetime.now(UTC))
+            if self._reporting is None:
+                self._reporting = threading.Thread(
+                    target=self._report, name="driftguard-unrecorded", daemon=True
+                )
+                self._reporting.start()
+
     def flush(self, timeout_seconds: float = 5.0) -> bool:
         """Sends all waiting records now. False: not all were acknowledged in time; the rest keeps waiting."""
         with self._changed:
@@ -92,12 +114,14 @@ class Client:
         with self._changed:
             self._closing.set()
             self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join(timeout_seconds)
+        threads = [thread for thread in (self._thread, self._reporting) if thread is not None]
+        deadline = time.monotonic() + timeout_seconds
+        for thread in threads:
+            thread.join(max(deadline - time.monotonic(), 0.0))
         self._abandoned.set()
         with self._changed:
             self._buffer.give_up()
-        if self._thread is None or not self._thread.is_alive():
+        if not any(thread.is_alive() for thread in threads):
             self._http.close()  # otherwise an attempt is in progress, and the thread ends after it
 
     def post(self, records: Sequence[AcceptanceRecord]) -> BatchCounts:
@@ -134,8 +158,8 @@ class Client:
     def _get(self, path: str, kind: type[Answer], query: dict[str, Any] | None = None) -> Answer:
         return self._attempt(lambda: protocol.read(self._request("GET", path, params=query), kind))
 
-    def _post(self, content: bytes) -> httpx.Response:
-        return self._request("POST", protocol.RECORDS, content=content, headers=protocol.JSON_LINES)
+    def _post(self, content: bytes, path: str = protocol.RECORDS) -> httpx.Response:
+        return self._request("POST", path, content=content, headers=protocol.JSON_LINES)
 
     def _request(self, method: str, path: str, **values: Any) -> httpx.Response:
         try:
@@ -189,6 +213,25 @@ class Client:
 
     def _send_once(self, batch: list[bytes]) -> Outcome:
         return protocol.outcome(self._post(protocol.body(batch)), batch)
+
+    def _report(self) -> None:
+        """Sends the tally now and then, and once more at the end."""
+        while not self._closing.wait(self._report_seconds):
+            self._send_tally()
+        self._send_tally()
+
+    def _send_tally(self) -> None:
+        with self._changed:
+            reports = self._tally.reports()
+        try:
+            for report in reports:
+                lines = [encode_unrecorded(count) for count in report]
+                answer = self._post(protocol.body(lines), protocol.UNRECORDED)
+                outcome = protocol.outcome(answer, lines)
+                with self._changed:
+                    self._tally.answered(report, outcome)
+        except (SidecarUnavailable, TooLarge) as error:
+            self._tally.failed(error)
 
     def _note_failure(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None

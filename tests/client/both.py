@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
 from driftguard.client import AsyncClient, BatchCounts, Client, Counts, Incident, Status
-from driftguard.records import AcceptanceRecord
+from driftguard.records import AcceptanceRecord, UnrecordedReason
 
 Value = TypeVar("Value")
 
@@ -20,6 +20,8 @@ class AnyClient(Protocol):
     def counts(self) -> Counts: ...
 
     def send(self, record: AcceptanceRecord) -> None: ...
+
+    def count_unrecorded(self, server: str, reason: UnrecordedReason, requests: int = 1) -> None: ...
 
     def flush(self, timeout_seconds: float = 5.0) -> bool: ...
 
@@ -60,6 +62,12 @@ class Looped:
             self._client.send(record)
 
         self._wait(send())
+
+    def count_unrecorded(self, server: str, reason: UnrecordedReason, requests: int = 1) -> None:
+        async def count() -> None:
+            self._client.count_unrecorded(server, reason, requests)
+
+        self._wait(count())
 
     def flush(self, timeout_seconds: float = 5.0) -> bool:
         return self._wait(self._client.flush(timeout_seconds))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import httpx
@@ -18,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from driftguard.app import Sidecar, create_app
-from driftguard.client import RefusedRecords, SidecarUnavailable
+from driftguard.client import AsyncClient, RefusedRecords, SidecarUnavailable
 from driftguard.demo.processes import free_port
 from driftguard.errors import BadInput, NotFound, Unauthorized
 from driftguard.records import AcceptanceRecord
@@ -229,3 +231,104 @@ def test_a_sidecar_that_stays_away_is_told_to_who_waits(
 def test_a_bad_option_is_named(make: MakeClient, options: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         make("http://127.0.0.1:1", **options)
+
+
+def unrecorded(database: Database) -> dict[tuple[str, str], int]:
+    with database.session() as session:
+        rows = session.execute(text("SELECT server, reason, requests FROM unrecorded_requests")).all()
+    assert len({(server, reason) for server, reason, _ in rows}) == len(rows), "counted by two reporters"
+    return {(server, reason): requests for server, reason, requests in rows}
+
+
+def test_unrecorded_requests_are_told_now_and_then_and_at_the_end(
+    make: MakeClient, url: httpx.URL, database: Database
+) -> None:
+    client = make(url, report_seconds=0.02)
+    client.count_unrecorded("chat", "no_numbers")
+    wait_until(lambda: unrecorded(database) == {("chat", "no_numbers"): 1}, "the first report")
+    client.count_unrecorded("chat", "no_numbers", 4)
+    client.count_unrecorded("code", "too_large")
+    expected = {("chat", "no_numbers"): 5, ("code", "too_large"): 1}
+    wait_until(lambda: unrecorded(database) == expected, "the second report")
+    slow = make(url, report_seconds=3_600)
+    slow.count_unrecorded("last", "encoded", 7)
+    slow.close(timeout_seconds=60)
+    assert unrecorded(database) == {**expected, ("last", "encoded"): 7}
+    slow.count_unrecorded("last", "encoded", 7)  # after its end
+
+
+def test_counts_of_unrecorded_requests_wait_while_the_sidecar_is_away(
+    make: MakeClient, database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = free_port()
+    client = make(f"http://127.0.0.1:{port}", report_seconds=0.02)
+    client.count_unrecorded("chat", "no_numbers", 3)
+    wait_until(lambda: "takes no counts of unrecorded requests" in caplog.text, "a failed report")
+    client.count_unrecorded("chat", "no_numbers", 4)
+    with serving(ingest_app(Settings(), database.libpq_url), port):
+        wait_until(lambda: unrecorded(database) == {("chat", "no_numbers"): 7}, "the report")
+    assert caplog.text.count("takes no counts of unrecorded requests") == 1
+
+
+def test_a_report_whose_answer_was_lost_does_not_count_twice(
+    make: MakeClient, url: httpx.URL, database: Database
+) -> None:
+    answers = []
+
+    async def lossy(request: Request) -> Response:
+        async with httpx.AsyncClient() as to_sidecar:
+            answer = await to_sidecar.post(url.join(request.url.path), content=await request.body())
+        answers.append(answer.json())
+        return JSONResponse(answer.json(), 502 if len(answers) == 1 else answer.status_code)
+
+    with serving(Starlette(routes=[Route("/api/v1/unrecorded", lossy, methods=["POST"])])) as served:
+        client = make(served.base_url, report_seconds=0.02)
+        client.count_unrecorded("chat", "no_numbers", 3)
+        wait_until(lambda: len(answers) == 2, "two reports")
+        client.close(timeout_seconds=60)
+    assert answers == [{"accepted": 1, "duplicates": 0}, {"accepted": 0, "duplicates": 1}]
+    assert unrecorded(database) == {("chat", "no_numbers"): 3}
+
+
+def test_what_the_sidecar_refuses_of_a_report_is_named_and_not_sent_again(
+    make: MakeClient, database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = Settings(ingest=IngestSettings(max_streams=1))
+    with serving(ingest_app(settings, database.libpq_url)) as served:
+        client = make(served.base_url, report_seconds=0.02)
+        client.count_unrecorded("a", "no_numbers")
+        client.count_unrecorded("b", "no_numbers")
+        wait_until(lambda: "more than ingest.max_streams (1)" in caplog.text, "the refusal")
+        client.close(timeout_seconds=60)
+    assert caplog.text.count("more than ingest.max_streams (1)") == 1
+    assert unrecorded(database) == {("a", "no_numbers"): 1}
+
+
+def test_a_bad_count_is_logged_by_name_and_others_are_sent(
+    make: MakeClient, url: httpx.URL, database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = make(url, report_seconds=3_600)
+    bad: list[tuple[Any, Any, Any]] = [
+        ("chat", "bored", 1),
+        ("\ud800", "no_numbers", 1),
+        ("chat", "no_numbers", 0),
+        ("a\x00", "no_numbers", 1),
+        (None, "no_numbers", 1),
+    ]
+    for server, reason, requests in bad:
+        client.count_unrecorded(server, reason, requests)
+    client.count_unrecorded("chat", "no_numbers")
+    client.close(timeout_seconds=60)
+    assert caplog.text.count("refused a count of unrecorded requests") == len(bad)
+    assert all(f": {field}: " in caplog.text for field in ("reason", "requests", "server"))
+    assert unrecorded(database) == {("chat", "no_numbers"): 1}
+
+
+def test_what_is_counted_at_the_very_end_is_told(url: httpx.URL, database: Database) -> None:
+    async def scenario() -> None:
+        client = AsyncClient(str(url))
+        client.count_unrecorded("chat", "no_numbers")
+        await client.close(60)
+
+    asyncio.run(scenario())
+    assert unrecorded(database) == {("chat", "no_numbers"): 1}
