@@ -120,6 +120,7 @@ class Recorder:
             record = counts.record(request, self._speculation, server, time.time(), running, waiting)
         except RecordError as error:
             log.warning("a request is not recorded, its numbers contradict each other: %s", error)
+            self._client.count_unrecorded(server, "contradiction")
             return
         self._client.send(record)
         if record.output_tokens and random.random() < self._settings.capture_fraction:

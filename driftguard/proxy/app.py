@@ -106,7 +106,9 @@ async def running(
         stack.callback(metrics.update)  # counts the outcome of the last records
         stack.push_async_callback(sidecar.close, FLUSH_SECONDS)
         await stack.enter_async_context(_background(upstream.identify(to_upstream)))
-        forwarder = Forwarder(settings, upstream, to_upstream, sidecar.send, metrics)
+        forwarder = Forwarder(
+            settings, upstream, to_upstream, sidecar.send, sidecar.count_unrecorded, metrics
+        )
         stack.callback(forwarder.settle)
         metrics.watch(lambda: sidecar.counts)
         await stack.enter_async_context(_background(metrics.keep_updated()))

@@ -44,11 +44,15 @@ class Delivery:
         self._max = max_inspected_bytes
         self._share = share
 
+    @property
+    def is_good(self) -> bool:
+        return self._answer.status == HTTPStatus.OK
+
     async def run(self, passage: Passage | None) -> web.StreamResponse:
         """Raises ClientGone, aiohttp.ClientError and TimeoutError (the upstream)."""
         if passage is None:
             return await self._copy()
-        if self._answer.status != HTTPStatus.OK:
+        if not self.is_good:
             self.refusal = NotRecorded("failed")
         elif "Content-Encoding" in self._answer.headers:
             self.refusal = NotRecorded("encoded")

@@ -25,10 +25,10 @@ from driftguard.proxy.delivery import ClientGone, Delivery
 from driftguard.proxy.events import StreamedAnswer
 from driftguard.proxy.intake import Intake, take_in, target_of
 from driftguard.proxy.metrics import ProxyMetrics
-from driftguard.proxy.recording import NotRecorded, Passage, Recorder
+from driftguard.proxy.recording import NotRecorded, Passage, Recorder, is_missing
 from driftguard.proxy.room import Room, Share
 from driftguard.proxy.upstream import Upstream
-from driftguard.records import AcceptanceRecord
+from driftguard.records import AcceptanceRecord, UnrecordedReason
 from driftguard.settings import ProxySettings
 
 _CONTENT_LENGTH: Final = istr("Content-Length")
@@ -82,7 +82,8 @@ class _Finished(msgspec.Struct, frozen=True):
 
 
 class Forwarder:
-    """Hands each record to `put`."""
+    """Hands each record to `put`, and to `count_unrecorded` the server and the reason of each answered
+    request of which there is none though there should be."""
 
     def __init__(
         self,
@@ -90,12 +91,14 @@ class Forwarder:
         upstream: Upstream,
         session: aiohttp.ClientSession,
         put: Callable[[AcceptanceRecord], None],
+        count_unrecorded: Callable[[str, UnrecordedReason], None],
         metrics: ProxyMetrics,
     ) -> None:
         self._settings = settings
         self._upstream = upstream
         self._session = session
         self._put = put
+        self._count_unrecorded = count_unrecorded
         self._metrics = metrics
         self._recorder = Recorder(settings)
         self._room = Room(settings.max_held_bytes)
@@ -159,10 +162,13 @@ class Forwarder:
 
     def _account_for(self, course: _Course) -> None:
         intake, delivery = course.intake, course.delivery
+        answered = course.outcome == "answered" and delivery is not None and delivery.is_good
         if intake is None or intake.passage is None:
-            self._refused(course.outcome, (intake and intake.refusal) or NotRecorded("not_generation"))
+            refusal = (intake and intake.refusal) or NotRecorded("not_generation")
+            self._refused(course.outcome, refusal, answered=answered)
         elif delivery is None or delivery.heard is None:
-            self._refused(course.outcome, (delivery and delivery.refusal) or NotRecorded("failed"))
+            refusal = (delivery and delivery.refusal) or NotRecorded("failed")
+            self._refused(course.outcome, refusal, answered=answered)
         else:  # a client may disconnect as soon as it has the whole answer
             self._backlog.add(_Finished(intake.passage, delivery.heard, delivery.ended))
             course.outcome = "answered"
@@ -176,13 +182,17 @@ class Forwarder:
         try:
             self._put(self._recorder.record(finished.passage, finished.answer, finished.ended))
         except NotRecorded as refusal:
-            self._refused("answered", refusal)
+            self._refused("answered", refusal, answered=True)
         else:
             self._metrics.count("answered", None)
 
-    def _refused(self, outcome: Outcome, refusal: NotRecorded) -> None:
-        self._metrics.count(outcome, refusal.reason)
-        self._recorder.note(refusal)
+    def _refused(self, outcome: Outcome, refusal: NotRecorded, *, answered: bool) -> None:
+        """`answered`: with 200 and to its end."""
+        reason = refusal.reason
+        self._metrics.count(outcome, reason)
+        if answered and is_missing(reason):
+            self._recorder.note(reason, refusal.detail)
+            self._count_unrecorded(self._recorder.server, reason)
 
     async def _asked(self, request: web.BaseRequest, target: str, intake: Intake) -> aiohttp.ClientResponse:
         """The answer's head. A server may close an idle connection while it is used again: what asks for

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from time import perf_counter
-from typing import Final, Literal, get_args
+from typing import Final, Literal, TypeGuard, get_args
 from urllib.parse import urlsplit
 
 import msgspec
@@ -14,43 +14,39 @@ from msgspec import structs
 
 from driftguard.adapters.answers.counts import AnswerCounts, AnswerUnreadable, SettingNeeded
 from driftguard.adapters.answers.openai import common
-from driftguard.adapters.answers.reading import counts_of, parts_of, token_counts
+from driftguard.adapters.answers.reading import counts_of, ended_on_stop_string, parts_of, token_counts
 from driftguard.proxy.asking import Asked, Unreadable
 from driftguard.proxy.events import StreamedAnswer
 from driftguard.proxy.labels import BadLabel, label
-from driftguard.records import DEFAULT_SEGMENT, AcceptanceRecord, RecordError, check_record, new_record_id
+from driftguard.records import (
+    DEFAULT_SEGMENT,
+    UNRECORDED_REASONS,
+    WHY,
+    AcceptanceRecord,
+    RecordError,
+    UnrecordedReason,
+    check_record,
+    new_record_id,
+)
 from driftguard.settings import ProxySettings
 
 _log = structlog.get_logger(__name__)
 
-Reason = Literal[
+NotCounted = Literal[  # for these the sidecar is not told that a request is missing
     "not_generation",  # this path or method generates no tokens
     "probe",  # the sender of a canary probe records it
     "reports_itself",  # the built-in engine
     "failed",  # not answered with 200, or not to its end
-    "malformed_request",
-    "malformed_answer",
-    "too_large",
-    "no_room",  # too much is held in memory already
-    "encoded",  # a compressed request, or a compressed answer though none was asked for
-    "several_answers",  # n > 1 or several prompts
-    "no_numbers",
-    "setting_needed",
-    "contradiction",
-    "bad_label",
 ]
-REASONS: Final[tuple[Reason, ...]] = get_args(Reason)
+Reason = NotCounted | UnrecordedReason
+REASONS: Final[tuple[Reason, ...]] = (*get_args(NotCounted), *UNRECORDED_REASONS)
 NONE: Final = "none"
 UNKNOWN: Final = "unknown"
-_HINTS: Final[Mapping[str, str]] = {
-    "no_numbers": "answers hold no counts of speculation; vLLM needs --per-request-spec-decode-metrics "
-    "summary, and with it gives none of requests that end on a stop string, which its plugin records "
-    "(docs/vllm-plugin.md); for a server that does not speculate set --method none, and its latency is "
-    "recorded",
-    "contradiction": "an answer's numbers contradict each other, or --method none",
-    "no_room": "more than proxy.max_held_bytes would be held in memory",
-    "bad_label": "a request names a segment or session that no record can hold",
-}
+
+
+def is_missing(reason: Reason) -> TypeGuard[UnrecordedReason]:
+    """Whether an answered request without a record for this reason is missing from the sample."""
+    return reason in UNRECORDED_REASONS
 
 
 class NotRecorded(Exception):
@@ -79,7 +75,7 @@ class Recorder:
 
     def __init__(self, settings: ProxySettings) -> None:
         self._settings = settings
-        self._server = settings.server or urlsplit(settings.upstream or "").netloc
+        self.server = settings.server or urlsplit(settings.upstream or "").netloc
         self._logged: set[str] = set()
 
     def record(self, passage: Passage, answer: StreamedAnswer | bytes, ended: float) -> AcceptanceRecord:
@@ -104,12 +100,13 @@ class Recorder:
             raise NotRecorded("bad_label", str(error)) from None
         return record
 
-    def note(self, refusal: NotRecorded) -> None:
-        """Logs each problem that a person can fix, once; never content of a request or an answer."""
-        hint = refusal.detail if refusal.reason == "setting_needed" else _HINTS.get(refusal.reason)
-        if hint and refusal.reason not in self._logged:
-            self._logged.add(refusal.reason)
-            _log.warning("requests pass unrecorded", reason=refusal.reason, hint=hint)
+    def note(self, reason: UnrecordedReason, detail: str) -> None:
+        """Logs each once; never content of a request or an answer."""
+        if reason not in self._logged:
+            self._logged.add(reason)
+            why = WHY[reason]
+            hint = detail if reason == "setting_needed" else f"{why.cause}. {why.remedy}"
+            _log.warning("requests pass unrecorded", reason=reason, hint=hint)
 
     def _counts(self, told: AnswerCounts | None, heard: StreamedAnswer) -> AnswerCounts:
         if self._settings.method == NONE:
@@ -122,7 +119,7 @@ class Recorder:
                 )
             return structs.replace(told, steps=0, emitted=0, num_speculative_tokens=0)
         if told is None:
-            raise NotRecorded("no_numbers")
+            raise NotRecorded("stop_string" if ended_on_stop_string(heard.parts) else "no_numbers")
         return told
 
     def _record(
@@ -138,7 +135,7 @@ class Recorder:
             kind="request",
             started_at=ended_at - timedelta(seconds=ended - passage.started),
             ended_at=ended_at,
-            server=self._server,
+            server=self.server,
             target=settings.target or model or _text(passage.asked.field("model")) or UNKNOWN,
             draft=settings.draft if speculates else NONE,
             draft_version=settings.draft_version if speculates else NONE,

@@ -15,6 +15,7 @@ from driftguard_training.corpus import prompts
 
 MODEL: Final = "target"
 CHARACTERS: Final = 120
+_STOPS: Final[dict[str, Any]] = {"stop": ["e", "\n", " "], "max_tokens": 40}
 
 Ask = Callable[[str, str, random.Random], Any]
 
@@ -29,8 +30,8 @@ def completion(url: str, prompt: str, rng: random.Random, **more: Any) -> Any:
     return client(url).completions.create(**{**_usual(rng), **more}, prompt=prompt)
 
 
-def streamed_completion(url: str, prompt: str, rng: random.Random) -> Any:
-    return list(client(url).completions.create(**_usual(rng), prompt=prompt, stream=True))
+def streamed_completion(url: str, prompt: str, rng: random.Random, **more: Any) -> Any:
+    return list(client(url).completions.create(**{**_usual(rng), **more}, prompt=prompt, stream=True))
 
 
 def chat(url: str, prompt: str, rng: random.Random) -> Any:
@@ -47,7 +48,19 @@ def streamed_chat(url: str, prompt: str, rng: random.Random) -> Any:
 
 def stopped_completion(url: str, prompt: str, rng: random.Random) -> Any:
     """Ends on a stop string nearly always."""
-    return completion(url, prompt, rng, stop=["e", "\n", " "], max_tokens=40)
+    return completion(url, prompt, rng, **_STOPS)
+
+
+def streamed_stopped_completion(url: str, prompt: str, rng: random.Random) -> Any:
+    return streamed_completion(url, prompt, rng, **_STOPS)
+
+
+def ended_on_stop_string(answer: Any) -> bool:
+    """By the answer of vLLM, or the events of a streamed one."""
+    events = answer if isinstance(answer, list) else [answer]
+    return any(
+        isinstance(getattr(choice, "stop_reason", None), str) for event in events for choice in event.choices
+    )
 
 
 def long_completion(url: str, prompt: str, rng: random.Random) -> Any:

@@ -100,9 +100,28 @@ def test_what_it_does_not_tell_is_counted_with_the_reason(
             counts = through.counts()
             print(counts)
             assert counts["several_answers"] == 1
-            assert counts["no_numbers"] == 3
+            assert counts["stop_string"] == 1
+            assert counts["no_numbers"] == 2
             assert counts["records_sent"] == 0
         assert beside.records() == []
+
+
+def test_the_status_tells_which_share_ends_on_stop_strings(
+    vllm: Engine, database_url: str, tmp_path: Path
+) -> None:
+    kinds = [*RECORDED, clients.stopped_completion, clients.streamed_stopped_completion]
+    with sidecar(tmp_path / "sidecar", database_url) as beside:
+        with proxy(tmp_path, vllm.url, beside.url, "--server", "real", "--method", "draft_model") as through:
+            answers = clients.all_of(kinds, through.url, 120, seed=5)
+            stopped = sum(clients.ended_on_stop_string(answer) for answer in answers)
+            through.wait_sent(120 - stopped)
+        status = beside.get("status")
+        (missing,), (stream,) = status["unrecorded"], status["streams"]
+    print(stream["text"])
+    assert 30 <= stopped <= 40
+    assert (missing["server"], missing["recorded"]) == ("real", 120 - stopped)
+    assert missing["reasons"] == {"stop_string": stopped}
+    assert f"{stopped / 120:.0%} of the 120 requests to real" in stream["text"]
 
 
 def test_windows_add_up_to_its_own_counters_though_it_is_killed(

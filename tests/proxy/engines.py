@@ -104,10 +104,13 @@ def _deltas(request: Json, **more: Any) -> list[Json]:
 
 
 def vllm(request: Json, style: Style = COMPACT, speculation: Json | None = VLLM_SPECULATION) -> Answer:
+    """Ends on the stop string where the request has one, and then tells no counts."""
+    stopped = {"finish_reason": "stop", "stop_reason": request.get("stop")}
+    speculation = None if request.get("stop") else speculation
     metrics = {"speculative_decoding": speculation, "time_to_first_token_ms": 12.0, "mean_itl_ms": 20.0}
     if not wants(request, "stream"):
         message = {"role": "assistant", "content": "".join(TEXT)}
-        choices = [{"index": n, "message": message} for n in range(request.get("n", 1))]
+        choices = [{"index": n, "message": message, **stopped} for n in range(request.get("n", 1))]
         return style.json(
             {
                 **_head(request, "chat.completion"),
@@ -117,6 +120,7 @@ def vllm(request: Json, style: Style = COMPACT, speculation: Json | None = VLLM_
             }
         )
     chunks = _deltas(request)
+    chunks[-1]["choices"][0] |= stopped
     if wants(request, "stream_options", "include_usage"):
         end = {"choices": [], "usage": _usage(53), "metrics": metrics}
         chunks.append({**_head(request, "chat.completion.chunk"), **end})

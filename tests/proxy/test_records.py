@@ -126,6 +126,8 @@ def test_requests_that_are_not_recorded_say_why() -> None:
             assert await _told(setup, CHAT | {"prompt": ["one", "two"]}) == "several_answers"
             assert await _told(setup, CHAT | {"broken": 1}) == "malformed_answer"
             assert await _told(setup, CHAT | {"silent": 1}) == "no_numbers"
+            assert await _told(setup, CHAT | {"stop": "\n"}) == "stop_string"
+            assert await _told(setup, CHAT | {"stop": "\n", "stream": True}) == "stop_string"
             assert await _told(setup, CHAT | {"wrong": 1}) == "contradiction"
             assert await _told(setup, CHAT | {"padding": "x" * 3_000}) == "too_large"
             assert await _told(setup, CHAT, **{"X-DriftGuard-Segment": "x" * 300}) == "bad_label"
@@ -133,6 +135,29 @@ def test_requests_that_are_not_recorded_say_why() -> None:
             assert len(await setup.sidecar.wait_for(1)) == 1
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"stop": "secret"}, "they ended on a stop string"),
+        ({}, "--per-request-spec-decode-metrics summary"),
+        ({"n": 2}, "they ask for several answers"),
+    ],
+)
+def test_the_log_says_once_why_a_request_is_not_recorded_and_what_to_do(body: Json, said: str) -> None:
+    async def scenario() -> None:
+        engine = answering(lambda body: vllm(body, speculation=None))
+        async with proxied(engine, engine="vllm") as setup:
+            for _ in range(3):
+                await _told(setup, CHAT | body)
+            await _told(setup, CHAT, **{"X-DriftGuard-Segment": PROBE_SEGMENT})
+
+    with capture_logs() as logs:
+        asyncio.run(scenario())
+    (line,) = [line for line in logs if line["event"] == "requests pass unrecorded"]
+    assert said in line["hint"]
+    assert "secret" not in str(line)
 
 
 def test_a_request_that_is_not_json_goes_through_as_it_is() -> None:

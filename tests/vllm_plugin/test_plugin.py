@@ -101,6 +101,8 @@ def test_a_request_whose_numbers_contradict_each_other_is_left_out_alone(
         scheduler.shutdown()
     assert "a request is not recorded" in caplog.text
     assert [record.output_tokens for record in records(sidecar, 1)] == [1]
+    (missing,) = sidecar.get("/api/v1/status").json()["unrecorded"]
+    assert (missing["server"], missing["reasons"]) == ("gpu-1", {"contradiction": 1})
 
 
 def test_token_ids_are_sent_of_all_requests_until_the_sidecar_forbids_it(

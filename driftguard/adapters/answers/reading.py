@@ -14,6 +14,7 @@ from driftguard.adapters.answers.openai import common
 
 _NAMES: Final = (
     b"usage", b"metrics", b"speculative_decoding", b"sglext", b"meta_info", b"timings", b"total_draft_tokens",
+    b"stop_reason",
 )  # fmt: skip
 # A quote inside a JSON string is escaped, so a name with its quotes and a colon is always a member's name.
 # Looking for each quoted name first is far cheaper than one expression for all, which stops at every quote.
@@ -58,6 +59,12 @@ def _speculation(parts: Mapping[bytes, bytes], num_speculative_tokens: int | Non
     if b"total_draft_tokens" in parts:
         return triton.counts_in(parts[b"total_draft_tokens"], num_speculative_tokens)
     return None
+
+
+def ended_on_stop_string(parts: Mapping[bytes, bytes]) -> bool:
+    """Whether the answer is one of vLLM's to a request that ended so, which have no counts. Raises
+    AnswerUnreadable."""
+    return b"stop_reason" in parts and vllm.ended_on_stop_string(parts[b"stop_reason"])
 
 
 def token_counts(parts: Mapping[bytes, bytes]) -> tuple[int | None, int | None, int | None]:

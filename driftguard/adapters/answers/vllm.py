@@ -1,7 +1,8 @@
 """vLLM, also inside BentoML and OpenLLM, and the built-in engine: `metrics.speculative_decoding`.
 
-vLLM >= 0.29 started with `--per-request-spec-decode-metrics summary`; the object is null where n > 1. A
-streamed answer has it in its last event, and only with `stream_options.include_usage`.
+vLLM >= 0.29 started with `--per-request-spec-decode-metrics summary`; the object is null where n > 1, and
+where the request ended on a stop string, which is then the `stop_reason` of its choice. A streamed answer has
+it in its last event, and only with `stream_options.include_usage`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,14 @@ class _Metrics(msgspec.Struct, frozen=True):
     speculative_decoding: _Speculation | None = None
     time_to_first_token_ms: float | None = None
     mean_itl_ms: float | None = None
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    stop_reason: str | int | None = None  # a stop string, or the id of a stop token
+
+
+class _Stopped(msgspec.Struct, frozen=True):
+    choices: list[_Choice] = []
 
 
 class _Answer(msgspec.Struct, frozen=True):
@@ -51,3 +60,8 @@ def counts_in(answer: bytes) -> AnswerCounts | None:
         time_to_first_token_seconds=seconds(found.metrics.time_to_first_token_ms),
         time_per_output_token_seconds=seconds(found.metrics.mean_itl_ms),
     )
+
+
+def ended_on_stop_string(answer: bytes) -> bool:
+    """Raises AnswerUnreadable."""
+    return any(isinstance(choice.stop_reason, str) for choice in decoded(answer, _Stopped).choices)
