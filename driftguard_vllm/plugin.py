@@ -3,6 +3,9 @@
 In the engine's process: `Scheduler.make_spec_decoding_stats` is called with the counts of every step of every
 request, `_update_request_with_output` with its new tokens, and `_free_request` when it ends, however it ends.
 In the API server: `InputProcessor.process_inputs` makes of a request what is sent to the engine.
+
+Where vLLM has what it takes, drafts can be loaded into it while it runs (see draft_weights.py). The engine's
+process learns which by `EngineCore.set_weight_version`, which vLLM calls once all workers have loaded it.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import Any, Final
 
@@ -29,6 +33,9 @@ log = logging.getLogger("vllm.driftguard")  # vLLM prints what is below "vllm"
 TESTED_VERSIONS: Final = ("0.32.0",)
 SCHEDULER: Final = "vllm.v1.core.sched.scheduler:Scheduler"
 INPUT_PROCESSOR: Final = "vllm.v1.engine.input_processor:InputProcessor"
+ENGINE_CORE: Final = "vllm.v1.engine.core:EngineCore"
+TRANSFER_BACKENDS: Final = "vllm.distributed.weight_transfer.factory:WeightTransferEngineFactory"
+BACKEND: Final = "driftguard"  # in vLLM's --weight-transfer-config
 # Class -> method -> the parameters that a hook reads.
 HOOKS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
     SCHEDULER: {
@@ -79,6 +86,20 @@ def install(settings: PluginSettings) -> None:
     for path, methods in HOOKS.items():
         for method, parameters in methods.items():
             switch.observe(classes[path], method, parameters, hooks[method])
+    try:
+        _offer_live_update(recorder, switch)
+    except HookMissing as error:
+        log.info("drafts are loaded at start only: %s", error)
+
+
+def _offer_live_update(recorder: Recorder, switch: Switch) -> None:
+    """Raises HookMissing before anything is changed."""
+    backends, core = _class_of(TRANSFER_BACKENDS), _class_of(ENGINE_CORE)
+    _look_at(backends, "register_engine", ("name", "module_path_or_cls", "class_name"))
+    _look_at(core, "set_weight_version", ("weight_version",))
+    with suppress(ValueError):  # vLLM loads its plugins more than once in some processes
+        backends.register_engine(BACKEND, "driftguard_vllm.draft_weights", "DraftLoader")
+    switch.observe(core, "set_weight_version", ("weight_version",), recorder.loaded)
 
 
 class Recorder:
@@ -88,6 +109,7 @@ class Recorder:
         self._settings = settings
         self._counts: dict[str, RequestCounts] = {}
         self._speculation: Speculation | None = None
+        self._loaded_version: str | None = None  # of a draft that was loaded since the start
         # Made by the process that uses them, when it does: each of vLLM's calls `register`.
         self._client: Client | None = None
         self._captures: CaptureSender | None = None
@@ -104,6 +126,11 @@ class Recorder:
             counts, prefill = self._of(request.request_id), getattr(request, "prefill_stats", None)
             counts.first_token_at = time.time()
             counts.cached_tokens = getattr(prefill, "num_cached_tokens", None)
+
+    def loaded(self, core: Any, version: str) -> None:
+        transfer = core.vllm_config.weight_transfer_config
+        if transfer is not None and transfer.backend == BACKEND:  # another's version is the target's
+            self._loaded_version = version
 
     def ended(self, scheduler: Any, request: Any) -> None:
         counts = self._counts.pop(request.request_id, None)
@@ -137,7 +164,7 @@ class Recorder:
     def _of(self, request_id: str) -> RequestCounts:
         counts = self._counts.get(request_id)
         if counts is None:
-            counts = self._counts[request_id] = RequestCounts()
+            counts = self._counts[request_id] = RequestCounts(loaded_version=self._loaded_version)
         return counts
 
 

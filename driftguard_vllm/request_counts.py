@@ -52,8 +52,10 @@ class Speculation:
 @dataclass(slots=True)
 class RequestCounts:
     """As `vllm:spec_decode_*` count: a step without a draft is none, and draft tokens that a grammar forbids
-    are not counted."""
+    are not counted. `loaded_version`: of the draft when the request began, where it was loaded since vLLM's
+    start; one that is loaded meanwhile does not prove itself by the request."""
 
+    loaded_version: str | None = None
     steps: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -87,7 +89,7 @@ class RequestCounts:
             server=server,
             target=how.target,
             draft=how.draft,
-            draft_version=how.draft_version,
+            draft_version=self.loaded_version or how.draft_version,
             method=how.method,
             segment=named.get("segment", DEFAULT_SEGMENT),
             session=named.get("session"),
