@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -26,7 +26,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 from driftguard.retraining.training import checksums
 
-_NO_SHAPE: Final = frozenset({"transformers_version", "torch_dtype", "dtype"})  # who wrote it, and in what type
+_ANY: Final = frozenset({"transformers_version", "torch_dtype", "dtype"})  # which may differ
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -36,14 +36,14 @@ class DraftRefused(Exception):
 
 
 @dataclass
-class InitInfo(WeightTransferInitInfo):
+class InitInfo(WeightTransferInitInfo):  # type: ignore[misc]
     """`driftguard`: that the caller means this backend; others refuse the unknown name."""
 
     driftguard: bool
 
 
 @dataclass
-class UpdateInfo(WeightTransferUpdateInfo):
+class UpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
     """`directory`: None lets go of the one held. `checksums_sha256`: the digest of its SHA256SUMS."""
 
     directory: str | None = None
@@ -90,7 +90,7 @@ class DraftLoader(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ignore[m
         if update_info.directory is None:
             return
         directory = Path(update_info.directory)
-        if update_info.checksums_sha256 is not None:
+        if update_info.checksums_sha256 is not None or (directory / checksums.FILE_NAME).exists():
             checksums.verify(directory, update_info.checksums_sha256)
         _compare("tensors", self._shapes, _shapes_of(directory))
         _compare("config.json", self._configuration, _configuration_of(directory))
@@ -130,17 +130,21 @@ def _configuration_of(directory: Path) -> Mapping[str, Any]:
         found = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DraftRefused(f"config.json of the draft cannot be read: {error}") from None
-    return {name: value for name, value in found.items() if name not in _NO_SHAPE and name[0] != "_"}
+    return {name: value for name, value in found.items() if name not in _ANY and name[0] != "_"}
 
 
 def _shapes_of(directory: Path) -> Shapes:
+    """Of every tensor, by its name."""
     found: dict[str, tuple[int, ...]] = {}
     for path in _files_of(directory):
         try:
             with safe_open(path, "pt") as file:
-                found |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-        except Exception as error:  # safetensors raises one of its own, which it does not export
+                here = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
             raise DraftRefused(f"{path.name} of the draft cannot be read: {error}") from None
+        if twice := here.keys() & found.keys():
+            raise DraftRefused(f"{path.name} has the tensor {min(twice)}, which another file has too")
+        found |= here
     return found
 
 
@@ -171,5 +175,5 @@ def _prepare_tied_head(model: Any) -> None:
     """A head that shares the embedding's weights is not loaded by itself, but on a CPU it has a packed copy
     of them (a limitation that vLLM's reload names)."""
     head = getattr(model, "lm_head", None)
-    if getattr(model.config, "tie_word_embeddings", False) and hasattr(head, "quant_method"):
+    if head is not None and getattr(model.config, "tie_word_embeddings", False):
         head.quant_method.process_weights_after_loading(head)

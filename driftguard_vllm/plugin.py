@@ -97,7 +97,7 @@ def _offer_live_update(recorder: Recorder, switch: Switch) -> None:
     backends, core = _class_of(TRANSFER_BACKENDS), _class_of(ENGINE_CORE)
     _look_at(backends, "register_engine", ("name", "module_path_or_cls", "class_name"))
     _look_at(core, "set_weight_version", ("weight_version",))
-    with suppress(ValueError):  # vLLM loads its plugins more than once in some processes
+    with suppress(ValueError):  # a plugin may be loaded more than once (vllm/plugins)
         backends.register_engine(BACKEND, "driftguard_vllm.draft_weights", "DraftLoader")
     switch.observe(core, "set_weight_version", ("weight_version",), recorder.loaded)
 

@@ -148,7 +148,13 @@ class EngineSettings(_Group):
     admin_url: str | None = Field(
         None, description="Base URL of the built-in engine, for example http://127.0.0.1:8100."
     )
-    api_key: SecretStr | None = Field(None, description="Key for the engine's admin calls, if it needs one.")
+    update_url: str | None = Field(
+        None,
+        pattern=URL_PATTERN,
+        description="Base URL of a vLLM that loads a draft without a restart; only without admin_url. Its "
+        "development routes must be reachable there, and nowhere else.",
+    )
+    api_key: SecretStr | None = Field(None, description="Key for admin_url or update_url, if it needs one.")
     target_directory: Path | None = Field(
         None, description="Target's model directory on this machine; only without admin_url."
     )
@@ -179,7 +185,7 @@ class EngineSettings(_Group):
             "num_speculative_tokens": self.num_speculative_tokens,
         }
         if self.admin_url is not None:
-            described["acceptance_rule"] = self.acceptance_rule
+            described |= {"acceptance_rule": self.acceptance_rule, "update_url": self.update_url}
             extra = [name for name, value in described.items() if value is not None]
             if extra:
                 raise ValueError(f"{', '.join(extra)}: leave out if there is an admin_url, which provides it")
@@ -466,7 +472,8 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _restarts_can_be_asked_for(self) -> Self:
-        restarted = [engine.server for engine in self.engines if engine.admin_url is None]
+        others = [engine for engine in self.engines if engine.admin_url is None]
+        restarted = [engine.server for engine in others if engine.update_url is None]
         rules = self.retraining
         promotes = "promote_command" if rules.promote_command else "promote_webhook"
         is_set = bool(rules.promote_command or rules.promote_webhook)
@@ -475,7 +482,7 @@ class Settings(BaseSettings):
                 f"engines: {', '.join(restarted)} has no admin_url, so retraining.promote_command or "
                 "retraining.promote_webhook is needed to restart it with a new draft"
             )
-        if is_set and not restarted:
+        if is_set and not others:
             raise ValueError(f"retraining.{promotes} is set, but there are no engines without admin_url")
         return self
 

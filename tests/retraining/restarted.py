@@ -26,9 +26,15 @@ SERVER = "engine-1"
 
 
 def restarted_settings(data_dir: Path, target: Path, draft: Path, **retraining: object) -> Settings:
-    """As world.make_settings, without an admin API."""
-    engine = EngineSettings(
-        server=SERVER, target_directory=target, draft_directory=draft, num_speculative_tokens=4
+    """As world.make_settings, without an admin API; update_url is the engine's."""
+    engine = EngineSettings.model_validate(
+        {
+            "server": SERVER,
+            "target_directory": target,
+            "draft_directory": draft,
+            "num_speculative_tokens": 4,
+            "update_url": retraining.pop("update_url", None),
+        }
     )
     rules = {"steps": 60, "threads": 1, "maximum_regression": 0.05, "aim_requests": 128, **retraining}
     return Settings(
@@ -69,10 +75,10 @@ def promote(database: Database, settings: Settings, run_id: UUID, incident_id: U
 
 
 def main(arguments: Sequence[str]) -> int:
-    """A process to be killed: DATABASE_URL DATA_DIR COMMAND RUN_ID."""
-    url, data_dir, command, run_id = arguments
-    models = Path(data_dir)
-    settings = restarted_settings(models, models, models, promote_command=[command])
+    """A process to be killed: DATABASE_URL DATA_DIR COMMAND RUN_ID [UPDATE_URL]."""
+    url, data_dir, command, run_id, *more = arguments
+    models, live = Path(data_dir), more[0] if more else None
+    settings = restarted_settings(models, models, models, update_url=live, promote_command=[command])
     return promote(Database.open(url), settings, UUID(run_id), None).exit_code
 
 

@@ -1,4 +1,4 @@
-"""The methods of vLLM 0.32 that the plugin looks at, with their parameters. tests/live has vLLM itself."""
+"""What of vLLM 0.32 the plugin looks at, with its parameters. tests/live has vLLM itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 
 @dataclass
@@ -82,16 +82,44 @@ class InputProcessor:
         return params
 
 
+class EngineCore:
+    """As in the process of the scheduler."""
+
+    def __init__(self, backend: str | None) -> None:
+        transfer = SimpleNamespace(backend=backend) if backend else None
+        self.vllm_config = SimpleNamespace(weight_transfer_config=transfer)
+
+    def set_weight_version(self, weight_version: str) -> None:
+        self.weight_version = weight_version
+
+
+class WeightTransferEngineFactory:
+    registry: ClassVar[dict[str, tuple[str, str | None]]] = {}
+
+    @classmethod
+    def register_engine(cls, name: str, module_path_or_cls: str, class_name: str | None = None) -> None:
+        if name in cls.registry:
+            raise ValueError(f"Weight transfer engine '{name}' is already registered.")
+        cls.registry[name] = module_path_or_cls, class_name
+
+
 @contextmanager
 def installed(scheduler: type = Scheduler) -> Iterator[tuple[type, type]]:
     """As modules, with classes that may be patched. Yields (Scheduler, InputProcessor)."""
     classes = type("Scheduler", (scheduler,), {}), type("InputProcessor", (InputProcessor,), {})
+    core, backends = (
+        type("EngineCore", (EngineCore,), {}),
+        type("WeightTransferEngineFactory", (WeightTransferEngineFactory,), {"registry": {}}),
+    )
     names = ["vllm", "vllm.v1", "vllm.v1.core", "vllm.v1.core.sched", "vllm.v1.engine"]
+    names += ["vllm.distributed", "vllm.distributed.weight_transfer"]
     modules: dict[str, Any] = {name: ModuleType(name) for name in names}
     modules["vllm"].__version__ = "0.32.0"
     for name, held in (
         ("vllm.v1.core.sched.scheduler", classes[0]),
         ("vllm.v1.engine.input_processor", classes[1]),
+        ("vllm.v1.engine.core", core),
+        ("vllm.distributed.weight_transfer.factory", backends),
     ):
         modules[name] = ModuleType(name)
         setattr(modules[name], held.__name__, held)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import httpx
@@ -117,6 +119,56 @@ def test_token_ids_are_sent_of_all_requests_until_the_sidecar_forbids_it(
         wait_until(lambda: "the sidecar keeps no token ids" in caplog.text, "the warning")
         scheduler.shutdown()
     assert len(records(sidecar, 1)) == 1
+
+
+@pytest.mark.parametrize(
+    ("backend", "version"), [("driftguard", "v2"), ("nccl", "v1"), (None, "v1")], ids=str
+)
+def test_records_are_of_the_draft_that_was_loaded_when_their_request_began(
+    sidecar: httpx.Client, backend: str | None, version: str
+) -> None:
+    """The version of another backend's weights is not that of the draft."""
+    with installed() as (scheduler_class, _):
+        install(settings(str(sidecar.base_url), DRIFTGUARD_VLLM_DRAFT_VERSION="v1"))
+        scheduler, core = scheduler_class(), loaded("vllm.v1.engine.core", "EngineCore")(backend)
+        before, after = Request("before"), Request("after")
+        scheduler.step(before, 0, [5])
+        core.set_weight_version("v2")
+        assert core.weight_version == "v2"
+        scheduler.step(after, 0, [5, 6])
+        for request in (before, after):
+            scheduler.step(request, 3, [6, 7])
+            scheduler._free_request(request)
+        scheduler.shutdown()
+    found = {record.output_tokens: record.draft_version for record in records(sidecar, 2)}
+    assert found == {3: "v1", 4: version}
+
+
+def test_it_offers_to_load_drafts_in_every_process_and_more_than_once() -> None:
+    with installed():
+        for _ in range(2):
+            install(settings("http://127.0.0.1:1"))
+        registry = loaded("vllm.distributed.weight_transfer.factory", "WeightTransferEngineFactory").registry
+    assert registry == {"driftguard": ("driftguard_vllm.draft_weights", "DraftLoader")}
+
+
+@pytest.mark.parametrize("missing", ["vllm.v1.engine.core", "vllm.distributed.weight_transfer.factory"])
+def test_a_vllm_that_cannot_load_drafts_is_recorded_all_the_same(
+    sidecar: httpx.Client, caplog: pytest.LogCaptureFixture, missing: str
+) -> None:
+    with installed() as (scheduler_class, _), caplog.at_level(logging.INFO):
+        sys.modules[missing] = ModuleType(missing)
+        install(settings(str(sidecar.base_url)))
+        scheduler, request = scheduler_class(), Request("one")
+        scheduler.step(request, 0, [5])
+        scheduler._free_request(request)
+        scheduler.shutdown()
+    assert f"drafts are loaded at start only: vLLM has no {missing}:" in caplog.text
+    assert len(records(sidecar, 1)) == 1
+
+
+def loaded(module: str, name: str) -> Any:
+    return getattr(sys.modules[module], name)
 
 
 class OtherScheduler(Scheduler):

@@ -123,7 +123,9 @@ class Rollout:
     `asked_at`, which show that the draft is served.
 
     until: after this time a promotion has failed, and a rollback is tried again. reason: of a rollback.
-    output: the end of what the command printed or the webhook answered.
+    output: the end of what the command printed or the webhook answered. live: whether the draft is loaded
+    without a restart; while it is `begun` the server may be paused. not_live: why a restart was asked for
+    where engines.update_url is set.
     """
 
     version: str
@@ -131,6 +133,8 @@ class Rollout:
     until: datetime
     reason: str = ""
     output: str = ""
+    live: Literal["no", "begun", "done"] = "no"
+    not_live: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

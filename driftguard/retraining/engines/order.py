@@ -62,5 +62,5 @@ class Order:
 class Reply:
     """`output`: the end of what was printed or answered. `refusal`: one line; None where it was accepted."""
 
-    output: str
+    output: str = ""
     refusal: str | None = None

@@ -1,4 +1,4 @@
-"""An engine without an admin API: a command or webhook restarts it with a new draft, records prove it."""
+"""An engine without an admin API: it takes a new draft live or by a restart, and records prove it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from driftguard.retraining.engines import command, webhook
 from driftguard.retraining.engines.engine_admin import EngineDraft, EngineInfo, EngineRefused
+from driftguard.retraining.engines.live_update import LiveUpdate
 from driftguard.retraining.engines.order import Order, Reply
 from driftguard.settings import EngineSettings, RetrainingSettings
 from driftguard.store import drafts, retrain_runs, source_activity
@@ -20,7 +21,7 @@ log = structlog.get_logger(__name__)
 
 
 class RestartedEngine:
-    """The counterpart of EngineAdmin where there is no admin API."""
+    """The counterpart of EngineAdmin where there is no admin API. `live`: None where it is not offered."""
 
     def __init__(
         self,
@@ -32,6 +33,10 @@ class RestartedEngine:
         self._database = database
         self._engine = engine
         self.rules = rules
+        self.live = None
+        if engine.update_url is not None:
+            key = engine.api_key.get_secret_value() if engine.api_key else None
+            self.live = LiveUpdate(engine.update_url, key, rules.promote_timeout_seconds)
         self._should_stop = should_stop
 
     def info(self) -> EngineInfo:
@@ -72,6 +77,8 @@ class RestartedEngine:
                 rules.promote_timeout_seconds,
                 self._should_stop,
             )
+        elif not rules.promote_command:
+            reply = Reply(refusal="neither retraining.promote_command nor promote_webhook is set")
         else:
             reply = command.run(
                 rules.promote_command, order, rules.promote_timeout_seconds, self._should_stop

@@ -51,6 +51,10 @@ def finish_promotion(
     levels, numbers = _old_levels(session, run, at, minimum_drop), retrain_runs.numbers_of(run)
     follow_engine(session, run.server, run.target, draft, at)
     reason = gate.reason if (gate := numbers.gate) else "passed the gate"
+    if (rollout := numbers.rollout) is not None and rollout.live == "done":
+        reason = f"{reason}; loaded without a restart"
+    elif rollout is not None and rollout.not_live:
+        reason = f"{reason}; by a restart, not live: {rollout.not_live}"
     if run.state == "rolling_out" and not levels:
         reason = f"{reason}; not watched: there are no records of single requests to compare with"
         retrain_runs.end(session, run.id, "promoted", reason, at)

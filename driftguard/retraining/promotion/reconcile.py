@@ -8,6 +8,7 @@ rolling back, after the swap      run watching, verdict worse, parent in     rol
                                   service
 rolling out                       run rolling_out, no record of the          as it is; failed when time is up
                                   candidate
+rolling out, cut off while live   run rolling_out, the update begun          resumed, and updated again
 rolling out, restarted            run rolling_out, records of the candidate  watching: the promotion counts
 rolling back                      run rolling_back, no record of the parent  as it is; asked for again when
                                                                              time is up
@@ -68,6 +69,7 @@ def settle_locked(database: Database, settings: Settings, engine: Engine, info: 
         log.warning("speculation is off; nothing is settled", server=info.server)
         return info
     if not isinstance(engine, EngineAdmin):
+        restart.go_on(database, engine, info)
         restart.roll_back_if_due(database, engine, info)
     elif restored := _roll_back_if_worse(database, engine, info):
         info = msgspec.structs.replace(info, draft=restored)
@@ -130,10 +132,10 @@ def _fail_if_late(session: Session, run: RetrainRun, serving: EngineDraft, now: 
         return
     waited = round((asked.until - asked.asked_at).total_seconds())
     reason = (
-        f"no record of draft {asked.version} has arrived within {waited} s of asking for a restart with it; "
+        f"no record of draft {asked.version} has arrived within {waited} s of asking for it; "
         f"draft {serving.version} is in service"
     )
-    log.error("promotion by a restart failed", run=str(run.id), reason=reason)
+    log.error("rollout failed", run=str(run.id), reason=reason)
     announced_drafts.withdraw(session, run.server, asked.version)
     retrain_runs.end(session, run.id, "failed", reason, now)
     incident_notes.end_mitigation(session, run.incident_id, reason, now)

@@ -1,4 +1,4 @@
-"""Promotion and rollback by a restart. The order is stored, then sent; records prove that it is done.
+"""Promotion and rollback live or by a restart. The order is stored, then sent; records prove that it is done.
 
     promoting          -> rolling_out  -> watching, promoted   a record of the candidate arrived
                                        -> failed               refused, or no such record in time
@@ -7,6 +7,9 @@
 A job that settles a killed run in rolling_out or rolling_back reads the order from the run, and waits for the
 same records (see reconcile.py). A promotion is ordered once; a rollback again until it is done, because the
 draft in service is known to be worse. The lock is held while an order is sent, not while records are awaited.
+
+A live update is tried first where the settings have one. It may leave the server paused where this process
+is killed: `go_on` resumes it and updates again, which changes nothing where it was done.
 """
 
 from __future__ import annotations
@@ -22,8 +25,10 @@ from sqlalchemy.orm import Session
 from driftguard.errors import Conflict
 from driftguard.records.documents.retraining_run import Rollout
 from driftguard.retraining.engines.engine_admin import EngineDraft, EngineInfo, EngineRefused
+from driftguard.retraining.engines.live_update import LiveUpdate, MayBePaused, NotOffered
 from driftguard.retraining.engines.order import Order, PromotionStopped, Reply
 from driftguard.retraining.engines.restarted_engine import RestartedEngine
+from driftguard.retraining.ledger import incident_notes
 from driftguard.retraining.ledger.outcome import RetrainOutcome
 from driftguard.retraining.ledger.run_row import Job, advance, end
 from driftguard.retraining.promotion.draft_rows import why_worse
@@ -39,7 +44,7 @@ log = structlog.get_logger(__name__)
 def promote(
     job: Job, engine: RestartedEngine, run_id: UUID, incident_id: UUID | None, version: str
 ) -> RetrainOutcome:
-    """Ends rolling_out or failed. Where it was stopped, the outcome is failed, the run rolling_out."""
+    """Ends rolling_out or failed. Where nobody knows, the outcome is failed, the run rolling_out."""
     before = job.info.draft
     order = Order(
         action="promote",
@@ -53,16 +58,18 @@ def promote(
         previous_version=before.version,
         asked_at=datetime.now(UTC),
     )
-    advance(job, run_id, "promoting", f"asking for a restart with draft {version}")
+    advance(job, run_id, "promoting", f"asking for draft {version}")
     try:
         reply = _give(job.database, engine, order, "rolling_out", reason="")
     except PromotionStopped as error:
         reason = f"{error.detail}; if records of draft {version} arrive, it counts as promoted"
         return RetrainOutcome("failed", reason, None, run_id)
+    except MayBePaused as error:
+        return RetrainOutcome("failed", f"{error.detail}; the sidecar tries on", None, run_id)
     if reply.refusal is not None:
         return end(job, run_id, incident_id, "failed", reply.refusal)
     wait = engine.rules.promote_wait_seconds
-    reason = f"a restart with draft {version} is under way; its records are awaited for {wait:g} s"
+    reason = f"draft {version} is rolled out; its records are awaited for {wait:g} s"
     return RetrainOutcome("rolling_out", reason, None, run_id)
 
 
@@ -74,7 +81,7 @@ def roll_back_if_due(database: Database, engine: RestartedEngine, info: EngineIn
             return
         run, reason = found
         parent = drafts.find(session, run.server, run.target, run.parent_version or "")
-        order = _order_back(run, info.draft, parent)
+        order = _order("roll_back", run, run.parent_version or "", parent, info.draft)
     reply = _give(database, engine, order, "rolling_back", reason)
     if reply.refusal is not None:
         log.error("rollback refused; it is asked for again", run=str(run.id), after=str(ASK_AGAIN_AFTER))
@@ -92,7 +99,7 @@ def roll_back_by_hand(
         if run is None:
             raise Conflict(f"the run that promoted draft {info.draft.version} is no longer stored")
         state, ended_at, numbers = cast("retrain_runs.RunState", run.state), run.ended_at, run.numbers
-        order = _order_back(run, info.draft, parent)
+        order = _order("roll_back", run, run.parent_version or "", parent, info.draft)
     reply = _give(database, engine, order, "rolling_back", reason)
     if reply.refusal is not None:
         with database.session() as session:
@@ -101,19 +108,65 @@ def roll_back_by_hand(
     return EngineDraft(parent.name, parent.version, parent.method, parent.directory)
 
 
+def go_on(database: Database, engine: RestartedEngine, info: EngineInfo) -> None:
+    """Carries out a live update again that was cut off. Waits on for records of a draft that was loaded live
+    and is served, as the server says. Raises EngineRefused.
+    """
+    with database.session() as session:
+        rolling = retrain_runs.in_states(session, info.server, info.target, retrain_runs.ROLLING_STATES)
+    for run in rolling:
+        state = cast("Literal['rolling_out', 'rolling_back']", run.state)
+        asked, now = retrain_runs.rollout_of(run), datetime.now(UTC)
+        if asked.live == "begun":
+            _update_again(database, engine, info, run, state)
+        is_late = asked.live == "done" and now >= asked.until
+        if is_late and engine.live is not None and engine.live.version() == asked.version:
+            until = now + timedelta(seconds=engine.rules.promote_wait_seconds)
+            _store(database, run.id, state, replace(asked, until=until))
+
+
+def _update_again(
+    database: Database,
+    engine: RestartedEngine,
+    info: EngineInfo,
+    run: RetrainRun,
+    state: Literal["rolling_out", "rolling_back"],
+) -> None:
+    asked = retrain_runs.rollout_of(run)
+    log.error("a live update was cut off; the server is resumed", run=str(run.id), server=run.server)
+    if engine.live is None:
+        _store(database, run.id, state, replace(asked, live="no"))
+        raise EngineRefused(f"{run.server} may be paused, and engines.update_url is no longer set")
+    engine.live.recover()
+    if info.draft.version == asked.version:  # its records came before this process could note that it is done
+        _store(database, run.id, state, replace(asked, live="done"))
+        return
+    with database.session() as session:
+        wanted = drafts.find(session, run.server, run.target, asked.version)
+    action: Literal["promote", "roll_back"] = "promote" if state == "rolling_out" else "roll_back"
+    order = _order(action, run, asked.version, wanted, info.draft)
+    reply = _give(database, engine, order, state, asked.reason)
+    if reply.refusal is not None and state == "rolling_out":
+        with database.session() as session:
+            now = datetime.now(UTC)
+            retrain_runs.end(session, run.id, "failed", reply.refusal, now)
+            incident_notes.end_mitigation(session, run.incident_id, reply.refusal, now)
+
+
 def under_way(session: Session, info: EngineInfo) -> str | None:
     """The restart that was ordered and is not proved by a record yet, in words; None: none."""
     for run in retrain_runs.in_states(session, info.server, info.target, retrain_runs.ROLLING_STATES):
         asked = retrain_runs.rollout_of(run)
-        return (
-            f"a restart with draft {asked.version} is under way since {asked.asked_at:%Y-%m-%d %H:%M:%S} UTC"
-        )
+        return f"a rollout of draft {asked.version} is under way since {asked.asked_at:%Y-%m-%d %H:%M:%S} UTC"
     return None
 
 
 def is_due(session: Session, run: RetrainRun, now: datetime) -> bool:
-    """Whether the run can be settled: the record that it waits for has arrived, or has not in time."""
+    """Whether the run can be settled: the record that it waits for has arrived, or has not in time; or a live
+    update was cut off."""
     asked = retrain_runs.rollout_of(run)
+    if asked.live == "begun":
+        return True
     came = source_activity.stream_since(session, run.server, run.target, asked.version, asked.asked_at)
     return came is not None or now >= asked.until
 
@@ -133,15 +186,21 @@ def _due_rollback(session: Session, info: EngineInfo, now: datetime) -> tuple[Re
     return None
 
 
-def _order_back(run: RetrainRun, serving: EngineDraft, parent: Draft | None) -> Order:
+def _order(
+    action: Literal["promote", "roll_back"],
+    run: RetrainRun,
+    version: str,
+    wanted: Draft | None,
+    serving: EngineDraft,
+) -> Order:
     return Order(
-        action="roll_back",
+        action=action,
         run_id=run.id,
         server=run.server,
         target=run.target,
-        method=parent.method if parent else serving.method,
-        draft_path=parent.directory if parent else None,
-        draft_version=run.parent_version or "",
+        method=wanted.method if wanted else serving.method,
+        draft_path=wanted.directory if wanted else None,
+        draft_version=version,
         previous_path=serving.directory,
         previous_version=serving.version,
         asked_at=datetime.now(UTC),
@@ -155,21 +214,54 @@ def _give(
     state: Literal["rolling_out", "rolling_back"],
     reason: str,
 ) -> Reply:
-    """Stores the order, sends it, stores the reply. Raises PromotionStopped: it may have been received."""
+    """Stores the order, carries it out or sends it, stores the reply.
+
+    Raises PromotionStopped: it may have been received; MayBePaused: `go_on` has to go on.
+    """
     wait = timedelta(seconds=engine.rules.promote_wait_seconds)
     longest = timedelta(seconds=engine.rules.promote_timeout_seconds) + wait
     asked = Rollout(order.draft_version, order.asked_at, order.asked_at + longest, reason)
-    with database.session() as session:  # before the restart, which brings it into effect
-        announced_drafts.announce(session, order.server, order.draft_version, "after_restart", order.asked_at)
-    _store(database, order.run_id, state, asked)
-    reply = engine.tell(order)
-    if reply.refusal is not None:
-        with database.session() as session:
-            announced_drafts.withdraw(session, order.server, order.draft_version)
+    reply = None
+    if engine.live is not None:
+        _store(database, order.run_id, state, replace(asked, live="begun"))
+        try:
+            reply, asked = _update_live(engine.live, order, asked)
+        except MayBePaused as error:
+            with database.session() as session:
+                retrain_runs.advance(session, order.run_id, state, reason=error.detail)
+            raise
+    if reply is None:
+        with database.session() as session:  # before the restart, which brings it into effect
+            announced_drafts.announce(
+                session, order.server, order.draft_version, "after_restart", order.asked_at
+            )
+        _store(database, order.run_id, state, asked)
+        reply = engine.tell(order)
+        if reply.refusal is not None:
+            with database.session() as session:
+                announced_drafts.withdraw(session, order.server, order.draft_version)
+    if reply.refusal is not None and asked.not_live:
+        reply = replace(reply, refusal=f"{reply.refusal}; not loaded live: {asked.not_live}")
     after = wait if reply.refusal is None else ASK_AGAIN_AFTER
     asked = replace(asked, until=datetime.now(UTC) + after, output=reply.output)
     _store(database, order.run_id, state, asked)
     return reply
+
+
+def _update_live(live: LiveUpdate, order: Order, asked: Rollout) -> tuple[Reply | None, Rollout]:
+    """No reply where it is not offered. Raises MayBePaused."""
+    try:
+        live.replace(order)
+    except MayBePaused:
+        raise
+    except NotOffered as error:
+        log.warning("no live update; a restart is asked for", server=order.server, reason=error.detail)
+        return None, replace(asked, not_live=error.detail)
+    except EngineRefused as error:
+        log.error("live update failed", server=order.server, reason=error.detail)
+        return Reply(refusal=error.detail), asked
+    log.info("draft loaded live", server=order.server, version=order.draft_version)
+    return Reply(), replace(asked, live="done")
 
 
 def _store(database: Database, run_id: UUID, state: retrain_runs.RunState, rollout: Rollout) -> None:

@@ -324,7 +324,7 @@ def test_by_hand_it_is_asked_for_once_and_refused_by_name(restarts: Restarts) ->
     assert (restarts.run(run_id).state, restarts.run(run_id).ended_at is None) == ("promoted", False)
     restarts.exits_with(0)
     assert take_back() == OLD
-    with pytest.raises(Conflict, match="a restart with draft v1 is under way"):
+    with pytest.raises(Conflict, match="a rollout of draft v1 is under way"):
         take_back()
     assert len(restarts.calls()) == 3
     serves(restarts.database, OLD)
@@ -405,7 +405,7 @@ def test_a_whole_retraining(drifted: Drifted, models: Models, tmp_path: Path) ->
         second = None
         while second is None or "is running already" in second.reason:
             second = run.retrain(drifted.database, settings, force=True)
-        assert (second.state, second.reason.split(" with")[0]) == ("nothing_to_do", "a restart")
+        assert (second.state, second.reason.split(" of")[0]) == ("nothing_to_do", "a rollout")
         version = rolling()[0].candidate_version or ""
         serves(drifted.database, version)
     finally:
