@@ -156,3 +156,10 @@ def with_plugin(engine: Engine, sidecar_url: str) -> Engine:
     }
     engine.command, engine.environment = [*engine.command, *labels], {**engine.environment, **environment}
     return engine
+
+
+def live_updates(engine: Engine) -> Engine:
+    """A vLLM with the plugin, into which drafts can be loaded."""
+    engine.command = [*engine.command, "--weight-transfer-config", '{"backend": "driftguard"}']
+    engine.environment = {**engine.environment, "VLLM_SERVER_DEV_MODE": "1"}
+    return engine

@@ -18,7 +18,17 @@ import pytest
 from tests.alerting.http_receiver import http_receiver
 from tests.live import clients
 from tests.live.processes import Sidecar, of_all, sidecar
-from tests.live.servers import DRAFT, TARGET, Engine, K, needs_vllm, running, vllm_server, with_plugin
+from tests.live.servers import (
+    DRAFT,
+    TARGET,
+    Engine,
+    K,
+    live_updates,
+    needs_vllm,
+    running,
+    vllm_server,
+    with_plugin,
+)
 
 pytestmark = [needs_vllm, pytest.mark.live, pytest.mark.timeout(3_000)]
 
@@ -62,8 +72,9 @@ def under(traffic: Traffic) -> Iterator[None]:
         thread.join(30.0)
 
 
+@pytest.mark.parametrize("way", ["restart", "live"])
 def test_a_drift_is_found_paged_retrained_promoted_and_over(
-    database_url: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    database_url: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], way: str
 ) -> None:
     begun, order = time.monotonic(), tmp_path / "order.json"
 
@@ -72,9 +83,11 @@ def test_a_drift_is_found_paged_retrained_promoted_and_over(
             print(f"{time.monotonic() - begun:5.0f} s  {text}", flush=True)
 
     engine = vllm_server(tmp_path, speculative(DRAFT))
+    if way == "live":
+        engine = live_updates(engine)
     with (
         http_receiver() as pager,
-        sidecar(tmp_path / "sidecar", database_url, settings(engine, pager.url, order)) as beside,
+        sidecar(tmp_path / "sidecar", database_url, settings(engine, pager.url, order, way)) as beside,
         running(with_plugin(engine, beside.url)),
     ):
         traffic = Traffic(engine, KNOWN)
@@ -90,13 +103,14 @@ def test_a_drift_is_found_paged_retrained_promoted_and_over(
             run = wait("a retraining", lambda: newest(beside, "retrain-runs", "runs"), traffic)
             diagnosis = newest(beside, "incidents", "incidents")["diagnosis"]
             say(f"cause: {diagnosis['summary']} ({diagnosis['confidence']})")
-            wait("the order", lambda: in_state(beside) or order.exists(), traffic)
-            run = newest(beside, "retrain-runs", "runs")
-            say(f"gate: {run['numbers']['gate']['reason']}")
-            obey(engine, order, traffic)
-            say("vLLM restarted with the new draft")
+            if way == "restart":
+                wait("the order", lambda: in_state(beside) or order.exists(), traffic)
+                obey(engine, order, traffic)
+                say("vLLM restarted with the new draft")
             run = wait("the promotion", lambda: in_state(beside, "watching", "promoted"), traffic)
-            say(f"promoted {run['candidate_version']}")
+            say(f"gate: {run['numbers']['gate']['reason']}")
+            say(f"promoted {run['candidate_version']}: {run['reason']}")
+            assert ("loaded without a restart" in run["reason"]) == (way == "live")
             over = wait("the end", lambda: resolved(beside, incident["id"]), traffic)
             say(f"resolved: {over['resolution']}")
             before = traffic.answered
@@ -119,8 +133,9 @@ def speculative(draft: Path | str) -> str:
     return json.dumps({"method": "draft_model", "model": str(draft), "num_speculative_tokens": K})
 
 
-def settings(engine: Engine, pager: str, order: Path) -> str:
+def settings(engine: Engine, pager: str, order: Path, way: str) -> str:
     command = json.dumps([sys.executable, "-m", "tests.live.order", str(order)])
+    update = f'update_url = "{engine.url}"' if way == "live" else ""
     return f"""
 [[engines]]
 server = "real"
@@ -128,6 +143,7 @@ target_directory = "{TARGET}"
 draft_directory = "{DRAFT}"
 num_speculative_tokens = {K}
 acceptance_rule = "match"
+{update}
 [[probes.targets]]
 server = "real"
 url = "{engine.url}"

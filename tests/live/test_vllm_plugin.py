@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from driftguard.retraining.engines.live_update import LiveUpdate, NotOffered
 from tests.alerting.http_receiver import wait_until
 from tests.live import clients
 from tests.live.processes import Sidecar, of_all, sidecar
 from tests.live.servers import DRAFT, Engine, K, needs_vllm, running, vllm_server, with_plugin
+from tests.live.test_vllm_live_update import order
 from tests.live.test_vllm_server import own_counts, since
 
 pytestmark = [needs_vllm, pytest.mark.live, pytest.mark.timeout(900)]
@@ -117,6 +119,11 @@ def test_requests_are_answered_while_the_sidecar_is_away(vllm: Engine, beside: S
     finally:
         beside.process.popen.send_signal(signal.SIGCONT)
     wait_until(lambda: segments(beside)["sidecar away"] == 8, "the records that waited")
+
+
+def test_without_development_mode_no_draft_is_loaded_live(vllm: Engine) -> None:
+    with pytest.raises(NotOffered, match="answered /is_paused with 404"):
+        LiveUpdate(vllm.url, None, 60.0).replace(order(DRAFT, "v2", DRAFT, "v1"))
 
 
 def segments(beside: Sidecar) -> Counter[str]:
