@@ -125,8 +125,8 @@ def test_a_draft_is_loaded_and_taken_back_and_the_text_stays_the_same(
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        ("another shape", r"model\.norm\.weight is \(64,\), not \(128,\); draft v1 still serves"),
-        ("half a file", r"is not as the training wrote it .*; draft v1 still serves"),
+        ("another shape", r"model\.norm\.weight is \(64,\), not \(128,\); draft v1 was not replaced"),
+        ("half a file", r"is not as the training wrote it .*; draft v1 was not replaced"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_the_draft_serves_on(

@@ -77,7 +77,7 @@ class LiveUpdate:
     def replace(self, order: Order) -> None:
         """The draft of the order is served when this returns.
 
-        Raises NotOffered, MayBePaused, or EngineRefused, which says which draft is served.
+        Raises NotOffered, MayBePaused, or EngineRefused, which says what became of the draft before.
         """
         self._offered()
         try:
@@ -88,7 +88,7 @@ class LiveUpdate:
             self._look_again(order, error.detail)
         except (EngineRefused, checksums.DraftChanged) as error:
             self._end_session()
-            raise EngineRefused(f"{error.detail}; draft {order.previous_version} still serves") from error
+            raise EngineRefused(f"{error.detail}; draft {order.previous_version} was not replaced") from error
 
     def _offered(self) -> None:
         try:

@@ -232,7 +232,7 @@ def test_by_hand_a_refusal_is_raised(live: Live) -> None:
     settings = live.settings()
     run_id = live.watched(settings)
     live.vllm.faults["/pause"] = "refuse", 1
-    with pytest.raises(EngineRefused, match="out of memory; draft v2 still serves"):
+    with pytest.raises(EngineRefused, match="out of memory; draft v2 was not replaced"):
         roll_back(live.database, settings, server=SERVER, draft_version=NEW, reason="it loops")
     assert (live.run(run_id).state, live.served()) == ("watching", NEW)
     roll_back(live.database, settings, server=SERVER, draft_version=NEW, reason="it loops")
