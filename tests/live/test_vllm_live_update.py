@@ -24,6 +24,7 @@ from driftguard.records import AcceptanceRecord
 from driftguard.retraining.engines.engine_admin import EngineRefused
 from driftguard.retraining.engines.live_update import LiveUpdate
 from driftguard.retraining.engines.order import Order
+from driftguard.retraining.training.checksums import digest_of_list
 from tests.alerting.http_receiver import wait_until
 from tests.live import clients
 from tests.live.processes import Sidecar, of_all, sidecar
@@ -106,11 +107,11 @@ def test_a_draft_is_loaded_and_taken_back_and_the_text_stays_the_same(
     live, noisy = LiveUpdate(vllm.url, None, 60.0), copy_of(DRAFT, tmp_path / "noisy", "noise")
     texts, first = greedy(vllm, beside)
     began = time.monotonic()
-    live.replace(order(noisy, "v2", DRAFT, "v1"))
+    live.replace(order(noisy, "v2", DRAFT, "v1"), digest_of_list(noisy))
     print(f"loaded in {time.monotonic() - began:.2f} s")
     assert (live.version(), paused(vllm)) == ("v2", False)
     texts_then, second = greedy(vllm, beside)
-    live.replace(order(DRAFT, "v1", noisy, "v2"))
+    live.replace(order(DRAFT, "v1", noisy, "v2"), None)
     texts_at_last, third = greedy(vllm, beside)
     counts = [of_all(records) for records in (first, second, third)]
     print([f"{one['accepted']} of {one['drafted']}" for one in counts])
@@ -138,12 +139,12 @@ def test_what_does_not_fit_is_refused_and_the_draft_serves_on(
         (wrong / "model.safetensors").write_bytes(content[: len(content) // 2])
     before = greedy(vllm, beside)
     with pytest.raises(EngineRefused, match=reason):
-        live.replace(order(wrong, "v3", DRAFT, "v1"))
+        live.replace(order(wrong, "v3", DRAFT, "v1"), digest_of_list(wrong))
     after = greedy(vllm, beside)
     assert not paused(vllm)
     assert (after[0], of_all(after[1])) == (before[0], of_all(before[1]))
     assert {record.draft_version for record in after[1]} == {"v1"}
-    live.replace(order(DRAFT, "v1", DRAFT, "v1"))  # it takes others
+    live.replace(order(DRAFT, "v1", DRAFT, "v1"), None)  # it takes others
 
 
 def test_requests_go_on_while_drafts_are_loaded(vllm: Engine, beside: Sidecar, tmp_path: Path) -> None:
@@ -165,12 +166,12 @@ def test_requests_go_on_while_drafts_are_loaded(vllm: Engine, beside: Sidecar, t
     with ThreadPoolExecutor(4) as pool:
         jobs = [pool.submit(long, text) for text in texts]
         time.sleep(1.0)
-        live.replace(order(noisy, "v2", DRAFT, "v1"))
-        live.replace(order(DRAFT, "v1", noisy, "v2"))
-        live.replace(order(noisy, "v2", DRAFT, "v1"))
+        live.replace(order(noisy, "v2", DRAFT, "v1"), digest_of_list(noisy))
+        live.replace(order(DRAFT, "v1", noisy, "v2"), None)
+        live.replace(order(noisy, "v2", DRAFT, "v1"), digest_of_list(noisy))
         assert not any(job.done() for job in jobs), "they were to be under way"
         together = [job.result().choices[0].text for job in jobs]
-    live.replace(order(DRAFT, "v1", noisy, "v2"))
+    live.replace(order(DRAFT, "v1", noisy, "v2"), None)
     assert together == alone
     wait_until(lambda: len([one for one in beside.records() if one.segment == "long"]) == 8, "the records")
     assert {one.draft_version for one in beside.records() if one.segment == "long"} == {"v1"}
@@ -185,5 +186,5 @@ def test_a_session_that_was_left_and_a_pause_are_recovered_from(vllm: Engine, tm
     assert paused(vllm)
     live.recover()
     assert (paused(vllm), live.version()) == (False, "v1")
-    live.replace(order(DRAFT, "v1", DRAFT, "v1"))
+    live.replace(order(DRAFT, "v1", DRAFT, "v1"), None)
     clients.completion(vllm.url, "import os\n", random.Random(1))

@@ -123,7 +123,7 @@ def test_requests_are_answered_while_the_sidecar_is_away(vllm: Engine, beside: S
 
 def test_without_development_mode_no_draft_is_loaded_live(vllm: Engine) -> None:
     with pytest.raises(NotOffered, match="answered /is_paused with 404"):
-        LiveUpdate(vllm.url, None, 60.0).replace(order(DRAFT, "v2", DRAFT, "v1"))
+        LiveUpdate(vllm.url, None, 60.0).replace(order(DRAFT, "v2", DRAFT, "v1"), None)
 
 
 def segments(beside: Sidecar) -> Counter[str]:

@@ -36,6 +36,7 @@ class VllmStub:
     is_mixed: bool = False  # a load that is refused leaves a mix
     active: bool = False
     held: str | None = None
+    digest: str | None = None  # of the last update
     faults: dict[str, tuple[Fault, int]] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
     hung: threading.Event = field(default_factory=threading.Event)
@@ -83,6 +84,7 @@ class VllmStub:
             raise RuntimeError(f"{path[1:]} called without a matching start_weight_update.")
         if path == "/update_weights":
             self.held = body["update_info"].get("directory")
+            self.digest = body["update_info"].get("checksums_sha256")
             return {"message": "Weights updated"}
         assert path == "/finish_weight_update", path
         if self.held is not None:

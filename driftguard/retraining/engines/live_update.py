@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import re
 import time
-from pathlib import Path
 from typing import Any, Final
 
 import httpx
@@ -24,7 +23,6 @@ import structlog
 from driftguard.masking import Secrets, address, secrets_of_url
 from driftguard.retraining.engines.engine_admin import EngineRefused
 from driftguard.retraining.engines.order import Order
-from driftguard.retraining.training import checksums
 
 _ANSWER_SECONDS: Final = 30.0  # of one that changes little; requests of clients wait for a paused server
 _LOAD_SECONDS: Final = 120.0
@@ -58,7 +56,7 @@ class LiveUpdate:
     """Every method raises EngineRefused."""
 
     def __init__(self, url: str, key: str | None, look_seconds: float) -> None:
-        """`look_seconds`: longest time in which workers read a draft's files, to verify their checksums."""
+        """`look_seconds`: longest time in which workers read a draft's files to verify their checksums."""
         self._url = url.rstrip("/")
         self._shown = address(url)
         self._secrets = Secrets([*secrets_of_url(url), key or ""])
@@ -74,19 +72,20 @@ class LiveUpdate:
         self._resume()
         self._end_session()
 
-    def replace(self, order: Order) -> None:
+    def replace(self, order: Order, digest: str | None) -> None:
         """The draft of the order is served when this returns.
 
+        `digest`: of the list of checksums that its files must have; None: they may have any list, or none.
         Raises NotOffered, MayBePaused, or EngineRefused, which says what became of the draft before.
         """
         self._offered()
         try:
-            self._load(order.draft_path, order.draft_version)
+            self._load(order.draft_path, order.draft_version, digest)
         except MayBePaused:
             raise
         except _MayBeLoaded as error:
             self._look_again(order, error.detail)
-        except (EngineRefused, checksums.DraftChanged) as error:
+        except EngineRefused as error:
             self._end_session()
             raise EngineRefused(f"{error.detail}; draft {order.previous_version} was not replaced") from error
 
@@ -106,12 +105,9 @@ class LiveUpdate:
         if is_paused:
             raise EngineRefused(f"the server at {self._shown} was paused by somebody else")
 
-    def _load(self, path: str | None, version: str) -> None:
-        """Raises DraftChanged: the list of checksums cannot be read."""
+    def _load(self, path: str | None, version: str, digest: str | None) -> None:
         if path is None:
             raise EngineRefused(f"the files of draft {version} are gone")
-        has_list = (Path(path) / checksums.FILE_NAME).exists()  # drafts from elsewhere may have none
-        digest = checksums.digest_of_list(Path(path)) if has_list else None
         told = {"directory": path, "checksums_sha256": digest}
         self._call("POST", "/start_draft_weight_update")
         self._call("POST", "/update_weights", {"update_info": told}, self._look_seconds)
@@ -131,10 +127,10 @@ class LiveUpdate:
         try:
             if self.version() == order.draft_version:
                 return
-            self._load(order.previous_path, previous)
+            self._load(order.previous_path, previous, None)
         except MayBePaused:
             raise
-        except (EngineRefused, checksums.DraftChanged) as error:
+        except EngineRefused as error:
             raise EngineRefused(
                 f"{reason}; draft {previous} could not be put back ({error.detail}): either draft, or a mix "
                 "of both, serves until the server is restarted"

@@ -224,8 +224,10 @@ def _give(
     reply = None
     if engine.live is not None:
         _store(database, order.run_id, state, replace(asked, live="begun"))
+        with database.session() as session:
+            digest = _digest(session, order)
         try:
-            reply, asked = _update_live(engine.live, order, asked)
+            reply, asked = _update_live(engine.live, order, digest, asked)
         except MayBePaused as error:
             with database.session() as session:
                 retrain_runs.advance(session, order.run_id, state, reason=error.detail)
@@ -248,10 +250,19 @@ def _give(
     return reply
 
 
-def _update_live(live: LiveUpdate, order: Order, asked: Rollout) -> tuple[Reply | None, Rollout]:
+def _digest(session: Session, order: Order) -> str | None:
+    """Of the checksums of the draft's files, where a run of ours made it."""
+    made = drafts.find(session, order.server, order.target, order.draft_version)
+    run = retrain_runs.find(session, made.retrain_run_id) if made and made.retrain_run_id else None
+    return retrain_runs.numbers_of(run).checksums_sha256 if run else None
+
+
+def _update_live(
+    live: LiveUpdate, order: Order, digest: str | None, asked: Rollout
+) -> tuple[Reply | None, Rollout]:
     """No reply where it is not offered. Raises MayBePaused."""
     try:
-        live.replace(order)
+        live.replace(order, digest)
     except MayBePaused:
         raise
     except NotOffered as error:

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -157,6 +158,23 @@ def test_killed_while_the_server_is_paused(live: Live, tmp_path: Path, step: str
     assert live.calls() == []
     serves(live.database, NEW)
     assert live.settled(settings, made.id) == "watching"
+
+
+def test_the_files_must_be_those_that_the_run_made(live: Live) -> None:
+    """Workers are told the digest that the run has, also by who goes on with it, and not that of a list which
+    was exchanged since."""
+    settings = live.settings()
+    made = passed_the_gate(live.database, settings)
+    with live.database.session() as session:
+        row = retrain_runs.find(session, made.id)
+        assert row is not None
+        row.numbers = replace(retrain_runs.numbers_of(row), checksums_sha256="5e" * 32)
+    promote(live.database, settings, made.id, made.incident_id)
+    assert live.vllm.digest == "5e" * 32
+    live.vllm.digest = None
+    live.change(made.id, "rollout", live="begun")
+    live.settled(settings, made.id)
+    assert live.vllm.digest == "5e" * 32
 
 
 def test_killed_after_the_records_came(live: Live) -> None:
