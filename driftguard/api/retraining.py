@@ -94,8 +94,8 @@ class RunModel(BaseModel):
         description="step, steps, loss and acceptance during the training."
     )
     numbers: RunNumbers | None = Field(
-        description="The gate's decision and the watch, with their numbers; `rollout`: the restart that was "
-        "asked for, and the end of what the command printed or the webhook answered."
+        description="The gate's decision and the watch, with their numbers; `rollout`: the live update or "
+        "the restart that was asked for, and the end of what the command printed or the webhook answered."
     )
 
 

@@ -8,7 +8,7 @@
     /finish_weight_update                      every worker loads the draft; then the server takes its version
     /resume                                    whatever happened
 
-The routes are those of vllm/entrypoints/rl/online/api_router.py in vLLM 0.32.0 and 0.33.0.
+The routes are those of vllm.entrypoints.rl.online.api_router in vLLM 0.32.0 and 0.33.0.
 """
 
 from __future__ import annotations
@@ -162,12 +162,16 @@ class LiveUpdate:
         raise MayBePaused(f"the server at {self._shown} may be paused, and POST /resume fails: {reason}")
 
     def _call(
-        self, method: str, path: str, body: Any = None, timeout_seconds: float = _ANSWER_SECONDS
+        self, method: str, path: str, body: Any = None, timeout_seconds: float | None = None
     ) -> dict[str, Any]:
         # A connection of its own each: vLLM closes one on which it answered 500.
         try:
             answer = httpx.request(
-                method, self._url + path, json=body, headers=self._headers, timeout=timeout_seconds
+                method,
+                self._url + path,
+                json=body,
+                headers=self._headers,
+                timeout=timeout_seconds or _ANSWER_SECONDS,
             )
             found = answer.json() if answer.content else {}
         except (httpx.HTTPError, httpx.InvalidURL) as error:

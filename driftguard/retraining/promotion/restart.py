@@ -38,6 +38,7 @@ from driftguard.store.database import Database
 from driftguard.store.tables import Draft, RetrainRun
 
 ASK_AGAIN_AFTER: Final = timedelta(minutes=5)  # for a rollback that was refused
+_Rolling = Literal["rolling_out", "rolling_back"]
 log = structlog.get_logger(__name__)
 
 
@@ -115,7 +116,7 @@ def go_on(database: Database, engine: RestartedEngine, info: EngineInfo) -> None
     with database.session() as session:
         rolling = retrain_runs.in_states(session, info.server, info.target, retrain_runs.ROLLING_STATES)
     for run in rolling:
-        state = cast("Literal['rolling_out', 'rolling_back']", run.state)
+        state = cast("_Rolling", run.state)
         asked, now = retrain_runs.rollout_of(run), datetime.now(UTC)
         if asked.live == "begun":
             _update_again(database, engine, info, run, state)
@@ -130,7 +131,7 @@ def _update_again(
     engine: RestartedEngine,
     info: EngineInfo,
     run: RetrainRun,
-    state: Literal["rolling_out", "rolling_back"],
+    state: _Rolling,
 ) -> None:
     asked = retrain_runs.rollout_of(run)
     log.error("a live update was cut off; the server is resumed", run=str(run.id), server=run.server)
@@ -143,8 +144,9 @@ def _update_again(
         return
     with database.session() as session:
         wanted = drafts.find(session, run.server, run.target, asked.version)
-    action: Literal["promote", "roll_back"] = "promote" if state == "rolling_out" else "roll_back"
-    order = _order(action, run, asked.version, wanted, info.draft)
+    order = _order(
+        "promote" if state == "rolling_out" else "roll_back", run, asked.version, wanted, info.draft
+    )
     reply = _give(database, engine, order, state, asked.reason)
     if reply.refusal is not None and state == "rolling_out":
         with database.session() as session:
@@ -211,7 +213,7 @@ def _give(
     database: Database,
     engine: RestartedEngine,
     order: Order,
-    state: Literal["rolling_out", "rolling_back"],
+    state: _Rolling,
     reason: str,
 ) -> Reply:
     """Stores the order, carries it out or sends it, stores the reply.
@@ -223,31 +225,38 @@ def _give(
     asked = Rollout(order.draft_version, order.asked_at, order.asked_at + longest, reason)
     reply = None
     if engine.live is not None:
-        _store(database, order.run_id, state, replace(asked, live="begun"))
-        with database.session() as session:
-            digest = _digest(session, order)
-        try:
-            reply, asked = _update_live(engine.live, order, digest, asked)
-        except MayBePaused as error:
-            with database.session() as session:
-                retrain_runs.advance(session, order.run_id, state, reason=error.detail)
-            raise
+        reply, asked = _update_live(database, engine.live, order, state, asked)
     if reply is None:
-        with database.session() as session:  # before the restart, which brings it into effect
-            announced_drafts.announce(
-                session, order.server, order.draft_version, "after_restart", order.asked_at
-            )
-        _store(database, order.run_id, state, asked)
-        reply = engine.tell(order)
-        if reply.refusal is not None:
-            with database.session() as session:
-                announced_drafts.withdraw(session, order.server, order.draft_version)
-    if reply.refusal is not None and asked.not_live:
-        reply = replace(reply, refusal=f"{reply.refusal}; not loaded live: {asked.not_live}")
+        reply = _ask_for_restart(database, engine, order, state, asked)
     after = wait if reply.refusal is None else ASK_AGAIN_AFTER
     asked = replace(asked, until=datetime.now(UTC) + after, output=reply.output)
     _store(database, order.run_id, state, asked)
     return reply
+
+
+def _update_live(
+    database: Database, live: LiveUpdate, order: Order, state: _Rolling, asked: Rollout
+) -> tuple[Reply | None, Rollout]:
+    """No reply where it is not offered. Raises MayBePaused."""
+    _store(database, order.run_id, state, replace(asked, live="begun"))
+    try:
+        with database.session() as session:
+            digest = _digest(session, order)
+        live.replace(order, digest)
+    except MayBePaused as error:
+        with database.session() as session:
+            retrain_runs.advance(session, order.run_id, state, reason=error.detail)
+        raise
+    except NotOffered as error:
+        log.warning("no live update; a restart is asked for", server=order.server, reason=error.detail)
+        return None, replace(asked, not_live=error.detail)
+    except EngineRefused as error:
+        log.error("live update failed", server=order.server, reason=error.detail)
+        return Reply(refusal=error.detail), asked
+    log.info("draft loaded live", server=order.server, version=order.draft_version)
+    with database.session() as session:
+        announced_drafts.announce(session, order.server, order.draft_version, "now", datetime.now(UTC))
+    return Reply(), replace(asked, live="done")
 
 
 def _digest(session: Session, order: Order) -> str | None:
@@ -257,22 +266,19 @@ def _digest(session: Session, order: Order) -> str | None:
     return retrain_runs.numbers_of(run).checksums_sha256 if run else None
 
 
-def _update_live(
-    live: LiveUpdate, order: Order, digest: str | None, asked: Rollout
-) -> tuple[Reply | None, Rollout]:
-    """No reply where it is not offered. Raises MayBePaused."""
-    try:
-        live.replace(order, digest)
-    except MayBePaused:
-        raise
-    except NotOffered as error:
-        log.warning("no live update; a restart is asked for", server=order.server, reason=error.detail)
-        return None, replace(asked, not_live=error.detail)
-    except EngineRefused as error:
-        log.error("live update failed", server=order.server, reason=error.detail)
-        return Reply(refusal=error.detail), asked
-    log.info("draft loaded live", server=order.server, version=order.draft_version)
-    return Reply(), replace(asked, live="done")
+def _ask_for_restart(
+    database: Database, engine: RestartedEngine, order: Order, state: _Rolling, asked: Rollout
+) -> Reply:
+    with database.session() as session:  # before the restart, which brings it into effect
+        announced_drafts.announce(session, order.server, order.draft_version, "after_restart", order.asked_at)
+    _store(database, order.run_id, state, asked)
+    reply = engine.tell(order)
+    if reply.refusal is None:
+        return reply
+    with database.session() as session:
+        announced_drafts.withdraw(session, order.server, order.draft_version)
+    not_live = f"; not loaded live: {asked.not_live}" if asked.not_live else ""
+    return replace(reply, refusal=f"{reply.refusal}{not_live}")
 
 
 def _store(database: Database, run_id: UUID, state: retrain_runs.RunState, rollout: Rollout) -> None:
