@@ -32,7 +32,9 @@ from tests.live.servers import DRAFT, Engine, K, live_updates, needs_vllm, runni
 
 pytestmark = [needs_vllm, pytest.mark.live, pytest.mark.timeout(900)]
 
-SPECULATIVE = json.dumps({"method": "draft_model", "model": str(DRAFT), "num_speculative_tokens": K})
+
+def speculative(draft: Path) -> str:
+    return json.dumps({"method": "draft_model", "model": str(draft), "num_speculative_tokens": K})
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +45,7 @@ def beside(module_database_url: str, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="module")
 def vllm(beside: Sidecar, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    engine = vllm_server(tmp_path_factory.mktemp("vllm"), SPECULATIVE)
+    engine = vllm_server(tmp_path_factory.mktemp("vllm"), speculative(DRAFT))
     with running(live_updates(with_plugin(engine, beside.url))):
         yield engine
 
@@ -121,6 +123,19 @@ def test_a_draft_is_loaded_and_taken_back_and_the_text_stays_the_same(
     rates = [one["accepted"] / one["drafted"] for one in counts]
     assert rates[1] < rates[0] / 2
     assert counts[2] == counts[0]
+
+
+def test_it_accepts_what_a_server_accepts_that_was_started_with_the_draft(
+    vllm: Engine, beside: Sidecar, tmp_path: Path
+) -> None:
+    """All of it was loaded: tied weights, and what vLLM packs for a CPU."""
+    live, noisy = LiveUpdate(vllm.url, None, 60.0), copy_of(DRAFT, tmp_path / "noisy", "noise")
+    live.replace(order(noisy, "v2", DRAFT, "v1"), digest_of_list(noisy))
+    loaded = greedy(vllm, beside)
+    live.replace(order(DRAFT, "v1", noisy, "v2"), None)
+    with running(with_plugin(vllm_server(tmp_path, speculative(noisy)), beside.url)) as other:
+        started = greedy(other, beside)
+    assert (loaded[0], of_all(loaded[1])) == (started[0], of_all(started[1]))
 
 
 @pytest.mark.parametrize(

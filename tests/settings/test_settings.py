@@ -78,6 +78,11 @@ def test_command_line_then_environment_then_file(tmp_path: Path, monkeypatch: py
             "acceptance_rule: leave out if there is an admin_url",
         ),
         (
+            "[[engines]]\nserver = 'a'\nadmin_url = 'http://a'\nupdate_url = 'http://b'",
+            "update_url: leave out if there is an admin_url",
+        ),
+        (RESTARTED + "update_url = 'chat:8000'", "engines.0.update_url: does not begin with http://"),
+        (
             RESTARTED + "acceptance_rule = 'argmax'",
             "engines.0.acceptance_rule: input should be 'rejection', 'match' or 'typical'",
         ),
@@ -95,6 +100,13 @@ def test_a_wrong_file_is_refused_by_name(tmp_path: Path, toml: str, words: str) 
         load_settings(write(tmp_path / "d.toml", toml))
     assert words in str(refusal.value)
     assert "hunter2" not in str(refusal.value)
+
+
+def test_an_engine_that_is_updated_live_needs_nothing_that_restarts_it(tmp_path: Path) -> None:
+    (engine,) = load_settings(
+        write(tmp_path / "d.toml", RESTARTED + "update_url = 'http://chat:8000'")
+    ).engines
+    assert engine.update_url == "http://chat:8000"
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
