@@ -78,6 +78,15 @@ def native_completion(url: str, prompt: str, rng: random.Random) -> Any:
     return httpx.post(f"{url}/completion", json=body).raise_for_status().json()
 
 
+def with_token_ids(url: str, prompt: str, segment: str) -> tuple[list[int], list[int]]:
+    """llama.cpp's own: the token ids of the prompt and of the answer."""
+    ids = httpx.post(f"{url}/tokenize", json={"content": prompt, "add_special": True}).json()["tokens"]
+    body = {"prompt": ids, "n_predict": 64, "temperature": 0.0, "return_tokens": True}
+    headers = {"X-DriftGuard-Segment": segment}
+    answer = httpx.post(f"{url}/completion", json=body, headers=headers).raise_for_status().json()
+    return ids, answer["tokens"]
+
+
 def abandoned(url: str, prompt: str, rng: random.Random) -> None:
     """A stream whose client goes away after its first event."""
     usual = {**_usual(rng), "max_tokens": 400}

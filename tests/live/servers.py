@@ -102,9 +102,8 @@ def running(engine: Engine) -> Iterator[Engine]:
 def gguf(model: Path, directory: Path) -> Path:
     """Converts a Llama model. Returns the file."""
     file = directory / f"{model.name}.gguf"
-    subprocess.run(
-        [sys.executable, "-m", "tests.live.to_gguf", str(model), str(file)], check=True, capture_output=True
-    )
+    command = [sys.executable, "-m", "tests.live.to_gguf", str(model), "--outfile", str(file)]
+    subprocess.run(command, check=True, capture_output=True)
     return file
 
 

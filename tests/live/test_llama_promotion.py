@@ -1,0 +1,169 @@
+"""A draft that the sidecar trained goes into a real llama-server by the command of the guide, and out again."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from driftguard_training.corpus import prompts
+
+from tests.alerting.http_receiver import wait_until
+from tests.live import clients
+from tests.live.processes import Proxy, Sidecar, of_all, proxy, sidecar
+from tests.live.servers import DRAFT, TARGET, Engine, K, llama_server, needs_llama
+
+pytestmark = [needs_llama, pytest.mark.live, pytest.mark.timeout(900)]
+
+GUIDE = Path(__file__).parents[2] / "docs" / "nightly-retraining.md"
+TRAINING_SECONDS = 600.0
+REQUESTS = 240
+SEGMENT = "headers"
+
+
+@dataclass
+class Serving:
+    """llama-server and the proxy in front of it. `drafts`: what is /srv/drafts in the guide."""
+
+    llama: Engine
+    beside: Sidecar
+    drafts: Path
+    order: Path
+    texts: Iterator[str]
+    running: ExitStack = field(default_factory=ExitStack)
+
+    def start(self) -> None:
+        self.running.callback(self.llama.stop)
+        self.llama.start()
+        name, _, version = (self.drafts / "proxy.env").read_text().strip().partition("=")
+        assert name == "DRIFTGUARD_PROXY__DRAFT_VERSION"
+        options = ["--server", "real", "--draft", "small", "--method", "draft_model"]
+        options += ["--draft-version", version, "--num-speculative-tokens", str(K)]
+        self.proxy: Proxy = self.running.enter_context(
+            proxy(self.drafts, self.llama.url, self.beside.url, *options)
+        )
+
+    def restart(self) -> None:
+        """What the order asks systemd for."""
+        wait_until(self.order.exists, "the order", TRAINING_SECONDS)
+        self.running.close()
+        self.start()
+        self.order.unlink()
+        self.order.with_suffix(".done").touch()
+
+    def ask(self, requests: int = REQUESTS) -> list[dict[str, Any]]:
+        """Returns the captures of so many requests."""
+        captures = []
+        for _ in range(requests):
+            prompt, output = clients.with_token_ids(self.proxy.url, next(self.texts), SEGMENT)
+            captures.append(
+                {
+                    "record_id": str(uuid4()),
+                    "server": "real",
+                    "target": clients.MODEL,
+                    "draft_version": "v1",
+                    "segment": SEGMENT,
+                    "captured_at": datetime.now(UTC).isoformat(),
+                    "prompt_token_ids": prompt,
+                    "output_token_ids": output,
+                }
+            )
+        self.proxy.wait_sent(requests)
+        return captures
+
+
+@pytest.fixture
+def served(converted: tuple[Path, Path], database_url: str, tmp_path: Path) -> Iterator[Serving]:
+    target, draft = converted
+    drafts, order = tmp_path / "drafts", tmp_path / "order.json"
+    drafts.mkdir()
+    (drafts / "current.gguf").symlink_to(draft)
+    (drafts / "proxy.env").write_text("DRIFTGUARD_PROXY__DRAFT_VERSION=v1\n")
+    llama = llama_server(target, drafts / "current.gguf", tmp_path)
+    texts = iter(prompts(SEGMENT, 3 * REQUESTS, seed=1, characters=clients.CHARACTERS))
+    command = guides_command(drafts, order, tmp_path / "promote.sh")
+    with sidecar(tmp_path / "sidecar", database_url, settings(command)) as beside:
+        found = Serving(llama, beside, drafts, order, texts)
+        with found.running:
+            found.start()
+            yield found
+
+
+def test_a_draft_is_trained_converted_promoted_and_rolled_back(served: Serving) -> None:
+    beside = served.beside
+    sent = beside.client.post("/api/v1/captures", json=served.ask())
+    assert sent.json() == {"accepted": REQUESTS, "duplicates": 0}
+    asked = beside.client.post("/api/v1/retrain", json={"server": "real", "force": True})
+    assert asked.status_code == 202, asked.text
+    served.restart()
+    served.ask()
+    wait_until(lambda: run(beside)["state"] == "watching", "records of the new draft")
+    version, reason = run(beside)["candidate_version"], run(beside)["numbers"]["gate"]["reason"]
+    (predicted,) = re.findall(r"from 0\.\d+ to (0\.\d+), predicted", reason)
+    before, after = acceptance(beside, "v1"), acceptance(beside, version)
+    print(f"acceptance {before:.3f}; with {version} predicted {predicted}, live {after:.3f}")
+    assert after > before + 0.1
+    assert abs(float(predicted) - after) < 0.03
+
+    wanted = {"server": "real", "draft_version": version, "reason": "answers loop"}
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(beside.client.post, "/api/v1/rollback", json=wanted, timeout=120.0)
+        served.restart()
+        assert answer.result().json() == {"server": "real", "draft_version": "v1"}
+    served.ask(1)
+    wait_until(lambda: run(beside)["state"] == "rolled_back", "records of the old draft")
+
+
+def guides_command(drafts: Path, order: Path, script: Path) -> Path:
+    """The guide's script for llama.cpp, with the paths of this test."""
+    (found,) = re.findall(r"^llama\.cpp, started with.*?```bash\n(.*?)^```", GUIDE.read_text(), re.M | re.S)
+    for theirs, ours in {
+        "/srv/drafts": str(drafts),
+        "python3 /opt/llama.cpp/convert_hf_to_gguf.py": f"{sys.executable} -m tests.live.to_gguf",
+        "systemctl restart llama-server driftguard-proxy": f"{sys.executable} -m tests.live.order {order}",
+    }.items():
+        assert theirs in found
+        found = found.replace(theirs, ours)
+    script.write_text(found)
+    script.chmod(0o755)
+    return script
+
+
+def settings(command: Path) -> str:
+    return f"""
+[[engines]]
+server = "real"
+target_directory = "{TARGET}"
+draft_directory = "{DRAFT}"
+num_speculative_tokens = {K}
+acceptance_rule = "match"
+[probes]
+enabled = false
+[capture]
+enabled = true
+[retraining]
+steps = 80
+threads = 1
+promote_command = {json.dumps([str(command)])}
+"""
+
+
+def run(beside: Sidecar) -> dict[str, Any]:
+    """The newest retraining."""
+    newest: dict[str, Any] = beside.get("retrain-runs")["runs"][0]
+    assert newest["state"] not in ("rejected", "failed"), newest["reason"]
+    return newest
+
+
+def acceptance(beside: Sidecar, version: str) -> float:
+    counts = of_all([record for record in beside.records() if record.draft_version == version])
+    return counts["accepted"] / counts["drafted"]
