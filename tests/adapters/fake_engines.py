@@ -90,10 +90,13 @@ class FakeVllm(FakeEngine):
 
 
 class FakeBentoMl(FakeVllm):
+    """BentoML 1.4 hands its directory of metrics to its vLLM, whose series it prints, and appends them again."""
+
     kind: ClassVar[Kind] = "bentoml"
 
     def text(self) -> str:
-        return 'bentoml_service_request_total{endpoint="generate"} 7\n' + super().text()
+        vllm = super().text()
+        return f'bentoml_service_request_total{{endpoint="generate"}} 7\n{vllm}\n{vllm}'
 
 
 class FakeLmDeploy(FakeEngine):

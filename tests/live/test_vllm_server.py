@@ -6,14 +6,26 @@ import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.alerting.http_receiver import wait_until
 from tests.live import clients
+from tests.live.install import ARCTIC
 from tests.live.processes import of_all, proxy, sidecar, wire
-from tests.live.scraped import assert_a_kill_loses_nothing
-from tests.live.servers import DRAFT, Engine, K, needs_vllm, running, vllm_server
+from tests.live.scraped import assert_a_kill_loses_nothing, condition, scraping, windows_are
+from tests.live.servers import (
+    DRAFT,
+    Engine,
+    K,
+    in_bentoml,
+    needs_bentoml,
+    needs_suffix,
+    needs_vllm,
+    running,
+    vllm_server,
+)
 
 pytestmark = [needs_vllm, pytest.mark.live, pytest.mark.timeout(900)]
 
@@ -132,11 +144,20 @@ def test_windows_add_up_to_its_own_counters_though_it_is_killed(
     )
 
 
-@pytest.mark.parametrize("method", ["ngram"])
-def test_other_methods_are_counted_alike(method: str, database_url: str, tmp_path: Path) -> None:
-    speculative = {"method": method, "num_speculative_tokens": K, "prompt_lookup_max": 4}
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [
+        ("ngram", {"prompt_lookup_max": 4}),
+        pytest.param("suffix", {}, marks=needs_suffix),
+    ],
+)
+def test_other_methods_are_counted_alike(
+    method: str, more: dict[str, Any], database_url: str, tmp_path: Path
+) -> None:
+    engine = vllm_server(tmp_path, json.dumps({"method": method, "num_speculative_tokens": K, **more}))
+    engine.environment = {**engine.environment, "PYTHONPATH": str(ARCTIC)}
     with (
-        running(vllm_server(tmp_path, json.dumps(speculative))) as vllm,
+        running(engine) as vllm,
         sidecar(tmp_path / "sidecar", database_url) as beside,
         proxy(tmp_path, vllm.url, beside.url, "--method", method) as through,
     ):
@@ -144,5 +165,24 @@ def test_other_methods_are_counted_alike(method: str, database_url: str, tmp_pat
         through.wait_sent(40)
         ours, own = of_all(beside.records()), own_counts(vllm)
     print(f"ours {ours}, its own {own}")
-    assert own["drafted"] > 0
+    assert own["accepted"] > 0
     assert {name: ours[name] for name in own} == own
+
+
+@needs_bentoml
+def test_windows_of_a_vllm_in_bentoml_add_up_to_its_own_counters(database_url: str, tmp_path: Path) -> None:
+    """BentoML 1.4 hands its directory of metrics to its vLLM, whose series then stand twice in `/metrics`."""
+    speculative = {"method": "draft_model", "model": str(DRAFT), "num_speculative_tokens": K}
+    inside = vllm_server(tmp_path, json.dumps(speculative))
+    with (
+        running(in_bentoml(inside, tmp_path)) as bentoml,
+        sidecar(tmp_path / "sidecar", database_url, scraping(bentoml.url)) as beside,
+    ):
+        wait_until(lambda: condition(beside) == "waiting", "the first scrape")
+        clients.all_of(RECORDED, bentoml.url, 40, seed=13)
+        own, twice = own_counts(inside), own_counts(bentoml)
+        wait_until(lambda: windows_are(beside, own), f"windows of {own}")
+        (source,) = beside.get("status")["sources"]
+    print(f"ours and its own {own}, in BentoML's answer {twice}")
+    assert own["accepted"] > 20
+    assert source["kind"] == "bentoml"
