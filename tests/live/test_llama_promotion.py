@@ -1,4 +1,4 @@
-"""A draft that the sidecar trained goes into a real llama-server by the command of the guide, and out again."""
+"""A draft that the sidecar trained goes into a real llama-server by the guide's command, and out again."""
 
 from __future__ import annotations
 
@@ -125,7 +125,9 @@ def test_a_draft_is_trained_converted_promoted_and_rolled_back(served: Serving) 
 
 def guides_command(drafts: Path, order: Path, script: Path) -> Path:
     """The guide's script for llama.cpp, with the paths of this test."""
-    (found,) = re.findall(r"^llama\.cpp, started with.*?```bash\n(.*?)^```", GUIDE.read_text(), re.M | re.S)
+    (found,) = re.findall(
+        r"^llama\.cpp, started with.*?```bash\n(.*?)^```", GUIDE.read_text(), re.MULTILINE | re.DOTALL
+    )
     for theirs, ours in {
         "/srv/drafts": str(drafts),
         "python3 /opt/llama.cpp/convert_hf_to_gguf.py": f"{sys.executable} -m tests.live.to_gguf",

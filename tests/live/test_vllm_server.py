@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from tests.live.processes import of_all, proxy, sidecar, wire
 from tests.live.scraped import assert_a_kill_loses_nothing, condition, scraping, windows_are
 from tests.live.servers import (
     DRAFT,
+    TARGET,
     Engine,
     K,
     in_bentoml,
@@ -68,6 +71,8 @@ def test_records_of_a_mix_of_requests_add_up_to_its_own_counters(
     assert own["accepted"] > 100
     assert {name: ours[name] for name in own} == own
     assert {(record.target, record.num_speculative_tokens) for record in records} == {(clients.MODEL, K)}
+    rules = {(record.temperature, record.acceptance_rule) for record in records}
+    assert rules == {(0.0, "greedy"), (1.0, "unknown")}  # its answers do not tell
     assert all(record.time_to_first_token_seconds is not None for record in records)
 
 
@@ -144,16 +149,20 @@ def test_windows_add_up_to_its_own_counters_though_it_is_killed(
     )
 
 
-@pytest.mark.parametrize(
-    ("method", "more"),
-    [
-        ("ngram", {"prompt_lookup_max": 4}),
-        pytest.param("suffix", {}, marks=needs_suffix),
-    ],
-)
+@pytest.fixture(scope="module")
+def eagle3_head(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    head = tmp_path_factory.mktemp("eagle3") / "head"
+    subprocess.run([sys.executable, "-m", "tests.live.eagle3_head", str(TARGET), str(head)], check=True)
+    return head
+
+
+@pytest.mark.parametrize("method", ["ngram", pytest.param("suffix", marks=needs_suffix), "eagle3"])
 def test_other_methods_are_counted_alike(
-    method: str, more: dict[str, Any], database_url: str, tmp_path: Path
+    method: str, database_url: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
+    more: dict[str, Any] = {"prompt_lookup_max": 4} if method == "ngram" else {}
+    if method == "eagle3":
+        more = {"model": str(request.getfixturevalue("eagle3_head"))}
     engine = vllm_server(tmp_path, json.dumps({"method": method, "num_speculative_tokens": K, **more}))
     engine.environment = {**engine.environment, "PYTHONPATH": str(ARCTIC)}
     with (
@@ -161,7 +170,7 @@ def test_other_methods_are_counted_alike(
         sidecar(tmp_path / "sidecar", database_url) as beside,
         proxy(tmp_path, vllm.url, beside.url, "--method", method) as through,
     ):
-        clients.all_of([clients.long_completion], through.url, 40, seed=12)
+        clients.all_of([clients.greedy_completion], through.url, 40, seed=12)
         through.wait_sent(40)
         ours, own = of_all(beside.records()), own_counts(vllm)
     print(f"ours {ours}, its own {own}")
