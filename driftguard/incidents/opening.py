@@ -260,9 +260,18 @@ def closing_reason(finding: DriftClosed) -> str:
     if finding.reason == "no_traffic":
         told = SILENT.format(names)
         return told if finding.direction == "down" else f"{told} with the settings that they rose with"
-    now = ", ".join(f"{change.segment} {change.after.rate:.2f}" for change in finding.segments)
+    now = ", ".join(_back_at(change) for change in finding.segments)
     acceptance = ACCEPTANCE[combined([change.after.positions for change in finding.segments])]
-    return f"{acceptance} is back at its baseline: {now}"
+    if all(change.after.is_at(change.before.rate) for change in finding.segments):
+        return f"{acceptance} is back at its baseline: {now}"
+    return f"{acceptance} is back by more than half of the change: {now}"
+
+
+def _back_at(change: SegmentChange) -> str:
+    told = f"{change.segment} {change.after.rate:.2f}"
+    if change.after.is_at(change.before.rate):
+        return told
+    return f"{told}, baseline {change.before.rate:.2f}"
 
 
 def _reason(finding: DriftOpened, segments: Sequence[ChangedSegment]) -> str:

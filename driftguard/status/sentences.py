@@ -93,7 +93,9 @@ def _sentence(found: StreamStatus, incident: Incident | None) -> str:
     if found.acceptance_verdict in ("insufficient_data", "relearning"):
         return _learning_sentence(found)
     rates = f"{ACCEPTANCE[found.now.positions]} {found.now.rate:.2f}" if found.now else "acceptance not known"
-    told = f"Steady: {rates}" + (f", baseline {found.baseline.rate:.2f}." if found.baseline else ".")
+    is_off = found.now and found.baseline and not found.now.is_at(found.baseline.rate)
+    told = "No alarm, but off the baseline" if is_off else "Steady"
+    told += f": {rates}" + (f", baseline {found.baseline.rate:.2f}." if found.baseline else ".")
     if found.recovery is not None:
         told += f" Draft {found.stream.draft_version} is being watched: {found.recovery}."
     learning = [segment.segment for segment in found.segments if segment.learning]

@@ -6,7 +6,9 @@ import math
 import random
 import signal
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -200,3 +202,43 @@ def test_a_server_that_stays_away_is_unreachable_and_its_stream_becomes_stale_un
         clients.all_of([clients.completion], llama.url, 25, seed=7)
         wait_until(lambda: verdict() not in ("", "stale"), "its return")
         wait_until(lambda: condition(beside) == "reporting", "the source's return")
+
+
+@pytest.mark.live
+@pytest.mark.timeout(900)
+def test_a_fall_is_found_though_its_first_scrapes_were_of_an_odd_minute(
+    llama: Engine, database_url: str, tmp_path: Path
+) -> None:
+    """Headers at temperature 1, then prose at 0, then headers at 0; a scrape every second, of fifteen."""
+    with sidecar(tmp_path, database_url, scraping(llama.url)) as beside:
+        odd = clients.segment_of(llama.url, "headers", "default", seed=1, temperature=1.0)
+        usual = clients.segment_of(llama.url, "prose", "default", seed=2)
+        fallen = clients.segment_of(llama.url, "headers", "default", seed=3)
+
+        def newest() -> dict[str, Any]:
+            return dict(next(iter(beside.get("incidents")["incidents"]), {}))
+
+        def baseline() -> float:
+            (segment,) = beside.get("status")["streams"][0]["segments"]
+            return float(segment["baseline"]["rate"]) if segment["baseline"] else 0.0
+
+        wait_until(lambda: condition(beside) == "waiting", "the first scrape")
+        serve(odd, lambda: len(beside.records()) >= 13)
+        learned = baseline()
+        serve(usual, lambda: newest().get("state") == "resolved" and baseline() > 0.0)
+        assert newest()["direction"] == "up"
+        assert "the rise has lasted" in newest()["resolution"]
+        then = baseline()
+        serve(fallen, lambda: newest()["direction"] == "down")
+        fall = newest()
+        print(f"baseline {learned:.2f}, then {then:.2f}; {fall['summary']}")
+        assert learned < 0.2 < 0.4 < then
+        assert fall["acceptance_before"] == pytest.approx(then, abs=0.05)
+
+
+def serve(requests: Iterator[Any], until: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 300.0
+    while not until():
+        assert time.monotonic() < deadline
+        for _ in range(5):
+            next(requests)

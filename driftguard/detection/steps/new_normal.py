@@ -1,8 +1,9 @@
 """A level that is here to stay becomes the norm: the baseline of what changed is learned anew, and says so.
 
 An operator says so, or a rise lasts: where it has not gone back in LASTS observations of its segments, a fall
-from the new level must be found, and against the old baseline it would only be a recovery. A fall that lasts
-never becomes the norm by itself.
+from the new level must be found, and against the old baseline it would only be a recovery. A dozen windows
+make a baseline, and may be of an odd minute: a rise from it is the norm where it lasts LASTS_TIMES as long. A
+fall that lasts never becomes the norm by itself.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from driftguard.detection.steps.first_part import without_bins
 from driftguard.detection.steps.reference_period import with_reference
 
 LASTS_REQUESTS, LASTS_WINDOWS = 5_000, 1_440
+LASTS_TIMES = 4  # the windows of the baseline: four fifths of all there were are at the new level then
 
 
 def lasts(state: StreamState, incident: OpenIncident) -> bool:
@@ -31,7 +33,9 @@ def lasts(state: StreamState, incident: OpenIncident) -> bool:
     if fall is not None and np.isin(fall.segments, incident.segments).any():
         return False
     own = np.isin(state.segment_of_stratum, incident.segments)
-    enough = LASTS_WINDOWS if state.of_windows[own].all() else LASTS_REQUESTS
+    enough = LASTS_REQUESTS
+    if state.of_windows[own].all():
+        enough = min(LASTS_TIMES * int(state.reference[own, 0].max()), LASTS_WINDOWS)
     waiting = incident.outcome == WAITING
     return bool((incident.seen[waiting] >= enough).all())
 

@@ -25,6 +25,10 @@ class Acceptance:
     requests: int
     positions: Positions = "all"
 
+    def is_at(self, level: float) -> bool:
+        """Does it lie not noticeably off this level, or could it by its interval?"""
+        return abs(self.rate - level) <= NOTICEABLE or self.low <= level <= self.high
+
 
 @dataclass(frozen=True, slots=True)
 class AdjustedChange:

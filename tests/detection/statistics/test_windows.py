@@ -189,8 +189,27 @@ def test_after_an_accepted_new_normal_the_next_change_is_found() -> None:
     assert 46 < found.ordinal <= 52
 
 
+def test_a_fall_is_found_though_a_short_odd_phase_made_the_first_baseline() -> None:
+    """A minute of temperature 1 came first: the fall from .57 to .14 was "steady", the end of a rise."""
+    for seed in range(10):
+        batch = windows(np.random.default_rng([63, seed]), [0.04] * 14 + [0.57] * 90 + [0.14] * 10)
+        rise, end, fall = (each for each in run(batch)[1] if isinstance(each, DriftOpened | DriftClosed))
+        assert isinstance(end, DriftClosed)
+        assert (rise.direction, end.reason) == ("up", "became_normal")
+        assert isinstance(fall, DriftOpened)
+        assert fall.direction == "down"
+        assert 104 < fall.ordinal <= 111
+        assert fall.before.rate == pytest.approx(0.57, abs=0.03)
+
+
+def test_a_rise_above_a_baseline_of_hours_is_not_the_norm_within_an_hour() -> None:
+    batch = windows(np.random.default_rng(64), [0.5] * 1_000 + [0.7] * 360 + [0.5] * 20)
+    ended = [finding for finding in run(batch)[1] if isinstance(finding, DriftClosed)]
+    assert [end.reason for end in ended] == ["recovered"]
+
+
 def test_where_the_history_holds_more_than_the_baseline_needs_one_more_window_is_needed() -> None:
-    state, _ = run(windows(np.random.default_rng(62), [0.375] * 23 + [0.6] * 60))
+    state, _ = run(windows(np.random.default_rng(62), [0.375] * 23 + [0.6] * 40))
     (segment,) = describe(CONFIG, accept_new_normal(state, "up")).segments
     assert segment.learning is not None
     assert segment.requests_needed == 1
