@@ -82,10 +82,13 @@ def native_completion(url: str, prompt: str, rng: random.Random) -> Any:
     return httpx.post(f"{url}/completion", json=body).raise_for_status().json()
 
 
-def with_token_ids(url: str, prompt: str, segment: str) -> tuple[list[int], list[int]]:
-    """llama.cpp's own: the token ids of the prompt and of the answer."""
+def with_token_ids(
+    url: str, prompt: str, segment: str, *, temperature: float = 0.0
+) -> tuple[list[int], list[int]]:
+    """llama.cpp's own: the token ids of the prompt and of the answer, sampled from the whole distribution."""
     ids = httpx.post(f"{url}/tokenize", json={"content": prompt, "add_special": True}).json()["tokens"]
-    body = {"prompt": ids, "n_predict": 64, "temperature": 0.0, "return_tokens": True}
+    body = {"prompt": ids, "n_predict": 64, "temperature": temperature, "return_tokens": True}
+    body |= {"samplers": ["temperature"]}
     headers = {"X-DriftGuard-Segment": segment}
     answer = httpx.post(f"{url}/completion", json=body, headers=headers).raise_for_status().json()
     return ids, answer["tokens"]

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from driftguard_training.corpus import prompts
 
 from tests.alerting.http_receiver import http_receiver, wait_until
 from tests.live import clients
 from tests.live.processes import of_all, proxy, sidecar, wire
-from tests.live.scraped import assert_a_kill_loses_nothing, condition, scraping
-from tests.live.servers import Engine, K, llama_server, needs_llama, running
+from tests.live.scraped import assert_a_kill_loses_nothing, condition, scraping, windows_are
+from tests.live.servers import DRAFT, TARGET, Engine, K, llama_server, needs_llama, running
 
 pytestmark = needs_llama
 
@@ -175,6 +179,62 @@ page_slowdown = 0.02
             assert incident["direction"] == "down"
             assert [one["segment"] for one in incident["segments"]] == ["code"]
             wait_until(lambda: bool(pager.taken()), "the page")
+
+
+def test_windows_are_of_the_draft_that_each_life_was_started_with(
+    converted: tuple[Path, Path], database_url: str, tmp_path: Path
+) -> None:
+    """Another draft is announced, and comes with the next start: here the target itself, which keeps all."""
+    target, draft = converted
+    llama = llama_server(target, draft, tmp_path)
+    with (
+        running(llama),
+        sidecar(tmp_path / "sidecar", database_url, scraping(llama.url)) as beside,
+    ):
+        wait_until(lambda: condition(beside) == "waiting", "the first scrape")
+        clients.all_of([clients.completion], llama.url, 12, seed=8)
+        told = beside.client.post("/api/v1/drafts/announce", json={"server": "real", "draft_version": "v2"})
+        assert told.status_code == 200, told.text
+        clients.all_of([clients.completion], llama.url, 12, seed=9)
+        first = own_counts(llama)
+        wait_until(lambda: windows_are(beside, first), f"windows of {first}")
+        llama.stop()
+        llama.command = [str(target) if part == str(draft) else part for part in llama.command]
+        llama.start()
+        clients.all_of([clients.completion], llama.url, 24, seed=10)
+        second = own_counts(llama)
+        both = {name: count + second[name] for name, count in first.items()}
+        wait_until(lambda: windows_are(beside, both), f"windows of {second} as well")
+        records = beside.records()
+    for version, own in (("v1", first), ("v2", second)):
+        ours = of_all([record for record in records if record.draft_version == version])
+        print(f"{version}: ours {ours}, its own {own}")
+        assert {name: ours[name] for name in own} == own
+
+
+@pytest.mark.live
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_its_acceptance_is_predicted_from_what_it_generated(
+    llama: Engine, tmp_path: Path, temperature: float
+) -> None:
+    """As the gate predicts it, by the rule of a server that drafts the likeliest token."""
+    traffic, before = tmp_path / "traffic.jsonl", own_counts(llama)
+    with traffic.open("w") as file:
+        for text in prompts("headers", 240, seed=5, characters=clients.CHARACTERS):
+            prompt, output = clients.with_token_ids(llama.url, text, "headers", temperature=temperature)
+            told = {"segment": "headers", "prompt_token_ids": prompt, "output_token_ids": output}
+            print(json.dumps(told), file=file)
+    own = own_counts(llama)
+    live = (own["accepted"] - before["accepted"]) / (own["drafted"] - before["drafted"])
+    command = [sys.executable, "-m", "driftguard_training", "evaluate", "--target", str(TARGET)]
+    command += ["--draft", str(DRAFT), "--traffic", str(traffic), "--num-speculative-tokens", str(K)]
+    command += ["--temperature", str(temperature), "--acceptance-rule", "match"]
+    scored = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    (segment,) = scored["drafts"][0]["segments"]
+    predicted = (segment["expected_emitted_per_step"] - 1.0) / K
+    print(f"temperature {temperature}: predicted {predicted:.3f}, live {live:.3f}")
+    assert abs(predicted - live) < 0.03
 
 
 @pytest.mark.live
