@@ -34,7 +34,7 @@ STORY: tuple[tuple[str, str, Callable[[Loop, Stage], dict[str, Any]]], ...] = (
     ("drift", "Shift 'code' to text the draft does not know", stages.drift),
     ("page", "Page", stages.page),
     ("retrain", "Retrain, gate, promote", stages.retrain),
-    ("recovery", "Watch the new draft recover", stages.recovery),
+    ("recovery", "Watch the new draft", stages.recovery),
 )
 
 

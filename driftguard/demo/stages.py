@@ -237,6 +237,7 @@ def recovery(loop: Loop, stage: Stage) -> dict[str, Any]:
     wait_for("a recovery", RECOVERY_SECONDS, recovered)
     loop.measure("after", loop.wait_for_answers(MEASURED_REQUESTS, ANSWERS_SECONDS))
     incident = loop.sidecar.incident(incident_id)
-    loop.screen.state = f"incident {incident['state'].replace('_', ' ')}"
-    stage.note = incident["transitions"][-1]["reason"]
-    return {"state": incident["state"], "told": stage.note, "transitions": incident["transitions"]}
+    state = incident["state"].replace("_", " ")
+    loop.screen.state = f"incident {state}"
+    stage.note = f"{state}; {incident['transitions'][-1]['reason']}"
+    return {"state": state, "transitions": incident["transitions"]}
