@@ -21,7 +21,7 @@ log = logging.getLogger("driftguard.client")
 
 KEPT: Final = timedelta(days=1)  # the status tells of one day
 MOST_COUNTS: Final = 10_000
-MOST_AT_ONCE: Final = 50  # with the longest names that is less than the sidecar takes at once
+MOST_AT_ONCE: Final = 30  # with the longest names that is less than the sidecar takes at once
 
 Key = tuple[datetime, str, UnrecordedReason]  # hour, server
 
