@@ -184,7 +184,7 @@ def _recovered(incident: Incident) -> str:
     """For example: Recovered in part: draft v2 promoted: acceptance of german recovered to 0.53 from 0.39,
     was 0.62: 15% below, over 29 requests."""
     mitigation = incident.evidence.mitigation
-    if incident.state != "recovered_in_part" or mitigation is None:
+    if incident.state == "resolved" or mitigation is None or mitigation.recovered is None:
         return ""
     return f" Recovered in part: {mitigation.recovered}."
 

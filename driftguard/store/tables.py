@@ -364,8 +364,11 @@ class Incident(Base):
 
     @property
     def is_left_to_retraining(self) -> bool:
-        """A retraining is at it: its end, or that of its watch, decides what becomes of it."""
-        return self.state in ("mitigating", "recovered_in_part")
+        """A retraining is at it: its end, or that of its watch, decides what becomes of it. Also where a
+        person has acknowledged it meanwhile."""
+        if self.state == "resolved":
+            return False
+        return self.state in ("mitigating", "recovered_in_part") or self.evidence.mitigation is not None
 
 
 class AwaitedComparison(Base):

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from driftguard.incident_lifecycle import State
 from driftguard.records.documents.incident import Mitigation
 from driftguard.store import incidents
+from driftguard.store.tables import Incident
 
 log = structlog.get_logger(__name__)
 
@@ -36,7 +37,7 @@ def end_mitigation(session: Session, incident_id: UUID | None, reason: str, at: 
     helped."""
     if incident_id is not None and (incident := incidents.lock(session, incident_id)) is not None:
         incident.evidence = replace(incident.evidence, mitigation=None)
-        if incident.is_left_to_retraining:
+        if incident.state in ("mitigating", "recovered_in_part"):
             steps = incidents.transitions(session, incident_id)
             before = [step.to_state for step in steps if step.to_state in ("open", "acknowledged")][-1]
             incidents.move(session, incident_id, cast("State", before), reason, at)
@@ -46,20 +47,28 @@ def recover_in_part(
     session: Session, incident_id: UUID | None, found: Mitigation, reason: str, at: datetime
 ) -> None:
     """-> recovered_in_part; does nothing where it is resolved already."""
-    if incident_id is not None:
-        incident, _ = incidents.find(session, incident_id)
-        if incident.state != "resolved":
-            incident = incidents.move(session, incident_id, "recovered_in_part", reason, at)
-            incident.evidence = replace(incident.evidence, mitigation=found)
-            log.info("incident recovered in part", incident=str(incident_id), reason=reason)
+    if incident_id is not None and (incident := _unresolved(session, incident_id)) is not None:
+        incidents.move(session, incident_id, "recovered_in_part", reason, at)
+        incident.evidence = replace(incident.evidence, mitigation=found)
+        log.info("incident recovered in part", incident=str(incident_id), reason=reason)
+
+
+def tell_recovery(session: Session, incident_id: UUID | None, found: Mitigation) -> None:
+    """How far it has recovered by now; does nothing where it is resolved."""
+    if incident_id is not None and (incident := _unresolved(session, incident_id)) is not None:
+        incident.evidence = replace(incident.evidence, mitigation=found)
 
 
 def resolve(
     session: Session, incident_id: UUID | None, reason: str, at: datetime, mitigated_at: datetime | None
 ) -> None:
     """-> resolved; does nothing where it is already. `mitigated_at`: when what helped came into service."""
-    if incident_id is not None:
-        incident, _ = incidents.find(session, incident_id)
-        if incident.state != "resolved":
-            incidents.move(session, incident_id, "resolved", reason, at, mitigated_at=mitigated_at)
-            log.info("incident resolved", incident=str(incident_id), stream=incident.stream_id, reason=reason)
+    if incident_id is not None and (incident := _unresolved(session, incident_id)) is not None:
+        incidents.move(session, incident_id, "resolved", reason, at, mitigated_at=mitigated_at)
+        log.info("incident resolved", incident=str(incident_id), stream=incident.stream_id, reason=reason)
+
+
+def _unresolved(session: Session, incident_id: UUID) -> Incident | None:
+    """Locked, so that nobody resolves it meanwhile."""
+    incident = incidents.lock(session, incident_id)
+    return incident if incident is not None and incident.state != "resolved" else None

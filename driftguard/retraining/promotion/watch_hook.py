@@ -52,10 +52,14 @@ def watch_promoted(
     at = datetime.now(UTC)
     if now.over and not before.over:
         _resolve(session, run, f"{_recovery(session, run, now)}; {_UNTIL}", at)
-    elif now.recovered and not before.recovered:
-        told = _recovery(session, run, now)
-        found = Mitigation(stream.draft_version, told)
-        incident_notes.recover_in_part(session, run.incident_id, found, f"{told}; {_UNTIL}", at)
+    elif now.recovered and not now.over:
+        found = Mitigation(stream.draft_version, _recovery(session, run, now))
+        if not before.recovered:
+            incident_notes.recover_in_part(
+                session, run.incident_id, found, f"{found.recovered}; {_UNTIL}", at
+            )
+        elif now.requests.bit_length() > before.requests.bit_length():  # they have doubled
+            incident_notes.tell_recovery(session, run.incident_id, found)
     if now.verdict == "worse":
         log.warning("promoted draft is worse", run=str(run.id), evidence=watch.evidence_of_worse(now))
     elif now.verdict == "stands":

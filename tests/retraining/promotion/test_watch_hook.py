@@ -179,6 +179,35 @@ def test_a_draft_that_gets_worse_after_half_a_recovery_is_rolled_back(
     assert incident.evidence.mitigation is None
 
 
+def test_an_acknowledged_incident_is_left_to_the_watch_all_the_same(drifted: Drifted, promoted: UUID) -> None:
+    fold(drifted, [(NEW, 0.59), (OLD, 0.77)], 60)
+    with drifted.database.session() as session:
+        incident = move(session, drifted.incident_id, "acknowledged", "looking", datetime.now(UTC))
+        assert incident.is_left_to_retraining
+        assert "Recovered in part" in summary(*incidents.find(session, drifted.incident_id))
+    fold(drifted, [(NEW, 0.2), (OLD, 0.3)], 100)
+    settle(drifted.database, drifted.settings, "engine-1")
+    assert incident_states(drifted.database, drifted.incident_id) == [
+        "open", "mitigating", "recovered_in_part", "acknowledged",
+    ]  # fmt: skip
+    assert incident_of(drifted.database, drifted.incident_id).evidence.mitigation is None
+
+
+def test_what_is_told_of_half_a_recovery_grows_with_the_requests(drifted: Drifted, promoted: UUID) -> None:
+    def told() -> int:
+        with drifted.database.session() as session:
+            found = re.search(
+                r"over ([\d,]+) requests", summary(*incidents.find(session, drifted.incident_id))
+            )
+        assert found is not None
+        return int(found[1].replace(",", ""))
+
+    fold(drifted, [(NEW, 0.59), (OLD, 0.77)], 60)
+    first = told()
+    fold(drifted, [(NEW, 0.59), (OLD, 0.77)], 300)
+    assert told() > 4 * first
+
+
 def test_a_watch_that_an_earlier_version_began_goes_on(drifted: Drifted, promoted: UUID) -> None:
     """Its document knows no baseline: better than the old draft is all that it can show."""
     with drifted.database.session() as session:
