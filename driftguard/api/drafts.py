@@ -15,7 +15,6 @@ from driftguard.api.cursors import decode_cursor, encode_cursor
 from driftguard.api.filters import DraftQuery, Name, refuse_repeated, row_filter
 from driftguard.api.openapi import example, problem
 from driftguard.errors import Conflict, NotFound
-from driftguard.sources.otlp_push import PUSHED
 from driftguard.store import announced_drafts, drafts, sources
 from driftguard.store.announced_drafts import Effective
 from driftguard.store.drafts import Cursor, DraftState
@@ -57,7 +56,8 @@ class Announcement(BaseModel):
     effective: Effective = Field(
         "after_restart",
         description="after_restart: from the next restart of the server that is seen. now: from now on; the "
-        "window in which this comes is left out.",
+        "window in which this comes is left out, or is of the draft before where it ends within two seconds. "
+        "until_restart: the same until the server restarts with the draft that it was started with.",
     )
 
 
@@ -79,7 +79,9 @@ def announce_draft(
     not in effect yet, and holds until the server's `draft_version` in the settings is another one."""
     at = datetime.now(UTC)
     with context.database.session() as session:
-        known = {source.server: source for source in sources.all_sources(session) if source.url != PUSHED}
+        known = {
+            source.server: source for source in sources.all_sources(session) if source.url != sources.PUSHED
+        }
         source = known.get(body.server)
         if source is None:
             there = ", ".join(sorted(known)) or "none"

@@ -32,11 +32,11 @@ class AnnouncedDrafts:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._of_now: frozenset[str] = frozenset()
+        self._at_once: frozenset[str] = frozenset()
 
     async def look(self) -> None:
         """Notices what takes effect without a restart. Raises DatabaseUnavailable."""
-        self._of_now = await asyncio.to_thread(self._read_of_now)
+        self._at_once = await asyncio.to_thread(self._read_at_once)
 
     async def follow(self, source: Source, reading: Reading) -> bool:
         """Gives the source the draft version that its counts from `source.before` to `reading` are of. True:
@@ -44,37 +44,36 @@ class AnnouncedDrafts:
         DatabaseUnavailable."""
         before = source.before
         restarted = before is not None and has_restarted(before, reading)
-        if before is not None and not restarted and source.identity.server not in self._of_now:
+        if before is not None and not restarted and source.identity.server not in self._at_once:
             return False
         version, is_mixed = await asyncio.to_thread(self._version, source, reading, restarted)
         if version != source.identity.draft_version:
             source.identity = replace(source.identity, draft_version=version)
         return is_mixed
 
-    def _read_of_now(self) -> frozenset[str]:
+    def _read_at_once(self) -> frozenset[str]:
         with self._database.session(CHECK) as session:
-            return announced_drafts.of_now(session)
+            return announced_drafts.at_once(session)
 
     def _version(self, source: Source, reading: Reading, restarted: bool) -> tuple[str | None, bool]:
         with self._database.session(CHECK) as session:
             row = announced_drafts.lock(session, source.identity.server)
             if row is None:
                 return source.draft_version, False
+            announced_drafts.end_if_outdated(row, source.draft_version)
+            restarted = restarted or (source.before is None and _has_restarted_since(row, reading))
+            if restarted:
+                announced_drafts.restarted(row)
             is_mixed = False
-            if row.version is not None and (restarted or _is_due(row, source.before, reading)):
+            if row.version is not None and (restarted or row.effective != "after_restart"):
                 is_mixed = not restarted and source.before is not None and source.before.at < row.announced_at
                 announced_drafts.take_effect(row, source.draft_version, reading.at)
                 log.info("announced draft in service", server=row.server, draft_version=row.serving)
-            # Who has changed the settings since knows better.
-            holds = row.serving is not None and row.instead_of == source.draft_version
-            return (row.serving if holds else source.draft_version), is_mixed
+            return row.serving or source.draft_version, is_mixed
 
 
-def _is_due(row: AnnouncedDraft, before: Reading | None, reading: Reading) -> bool:
-    """Without a restart between two readings."""
-    if row.effective == "now":
-        return True
-    if before is not None or row.started_at is None or reading.started_at is None:
+def _has_restarted_since(row: AnnouncedDraft, reading: Reading) -> bool:
+    """Since the announcement, while nobody scraped it."""
+    if row.started_at is None or reading.started_at is None:
         return False
-    # Nobody has scraped it meanwhile.
     return reading.started_at > (row.started_at + SAME_START).timestamp()

@@ -27,7 +27,6 @@ from driftguard.sources.scrape import Submit
 from driftguard.store import sources
 from driftguard.store.database import Database
 
-PUSHED: Final = "OTLP"  # in place of the address of a scraped server
 MAX_RESOURCES: Final = 20_000  # remembered at most
 MAX_SERIES: Final = 100_000  # of all of them together
 MAX_RESOURCE_LENGTH: Final = 16_000  # of the attributes of a remembered resource, as text
@@ -154,7 +153,7 @@ class PushedSources:
         """Marks the servers whose exports have stopped, and removes those silent for a day. Raises
         DatabaseUnavailable."""
         with self._database.session() as session:
-            rows = sources.look_at_pushed(session, PUSHED, now)
+            rows = sources.look_at_pushed(session, sources.PUSHED, now)
         for row in rows:
             condition = cast("Condition", row.condition)
             self._metrics.sources.show(row.server, row.kind, condition, row.answered_at)
@@ -197,7 +196,7 @@ def _state(source: PushedSource, outcome: Outcome) -> sources.SourceState:
     return sources.SourceState(
         server=source.identity.server,
         kind=source.adapter.kind,
-        url=PUSHED,
+        url=sources.PUSHED,
         fidelity=source.adapter.fidelity,
         condition=outcome.condition,
         detail=outcome.detail,

@@ -5,18 +5,22 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Literal
 
-from sqlalchemy import func, select, update
+from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
+from driftguard.store.sources import PUSHED
 from driftguard.store.tables import AnnouncedDraft, ServerStart, Source
 
-Effective = Literal["after_restart", "now"]
+# until_restart: at once, and the draft that it was started with serves again after a restart
+Effective = Literal["after_restart", "now", "until_restart"]
 
 
 def announce(session: Session, server: str, version: str, effective: Effective, at: datetime) -> bool:
-    """Replaces what was announced before and has not come into effect. False: there is no such source."""
-    if session.get(Source, server) is None:
+    """Replaces what was announced before and has not come into effect. False: there is no such server whose
+    metrics are scraped."""
+    source = session.get(Source, server)
+    if source is None or source.url == PUSHED:
         return False
     started = select(func.max(ServerStart.started_at)).where(ServerStart.server == server).scalar_subquery()
     values = {"version": version, "effective": effective, "announced_at": at, "started_at": started}
@@ -25,10 +29,18 @@ def announce(session: Session, server: str, version: str, effective: Effective, 
     return True
 
 
-def withdraw(session: Session, server: str, version: str) -> None:
-    """If it has not come into effect."""
-    announced = (AnnouncedDraft.server == server, AnnouncedDraft.version == version)
-    session.execute(update(AnnouncedDraft).where(*announced).values(version=None))
+def withdraw(
+    session: Session, server: str, version: str, previous: str, since: datetime, at: datetime
+) -> None:
+    """It is not awaited, and `previous` is served. Also where a restart since then brought it into effect:
+    what restarted the server has taken it back."""
+    row = lock(session, server)
+    if row is None:
+        return
+    if row.version == version:
+        row.version = None
+    elif row.serving == version and row.serving_since is not None and row.serving_since >= since:
+        row.version, row.effective, row.announced_at = previous, "now", at
 
 
 def lock(session: Session, server: str) -> AnnouncedDraft | None:
@@ -36,19 +48,34 @@ def lock(session: Session, server: str) -> AnnouncedDraft | None:
 
 
 def awaited(session: Session) -> dict[str, str]:
-    """The versions that have not come into effect, by server."""
-    query = select(AnnouncedDraft).where(AnnouncedDraft.version.is_not(None))
+    """The versions that a restart is to bring into effect, by server."""
+    query = select(AnnouncedDraft).where(AnnouncedDraft.effective == "after_restart")
     return {row.server: row.version for row in session.scalars(query) if row.version is not None}
 
 
-def of_now(session: Session) -> frozenset[str]:
+def at_once(session: Session) -> frozenset[str]:
     """Servers of which a draft is announced that is served already."""
     query = select(AnnouncedDraft.server).where(
-        AnnouncedDraft.effective == "now", AnnouncedDraft.version.is_not(None)
+        AnnouncedDraft.effective != "after_restart", AnnouncedDraft.version.is_not(None)
     )
     return frozenset(session.scalars(query))
 
 
-def take_effect(row: AnnouncedDraft, instead_of: str | None, at: datetime) -> None:
-    """The server serves what was announced. `instead_of`: the version in the settings, null if none."""
-    row.serving, row.serving_since, row.instead_of, row.version = row.version, at, instead_of, None
+def end_if_outdated(row: AnnouncedDraft, settings: str | None) -> None:
+    """What is served by announcement holds while the settings say what they said then: who has changed them
+    knows better."""
+    if row.serving is not None and row.instead_of != settings:
+        row.serving = row.serving_since = row.started_with = None
+
+
+def restarted(row: AnnouncedDraft) -> None:
+    """The draft that was loaded into the running server is gone."""
+    if row.started_with is not None:
+        row.serving, row.started_with = row.started_with, None
+
+
+def take_effect(row: AnnouncedDraft, settings: str | None, at: datetime) -> None:
+    """The server serves what was announced. `settings`: the version there, null if none."""
+    is_live = row.effective == "until_restart"
+    row.started_with = (row.started_with or row.serving or settings) if is_live else None
+    row.serving, row.serving_since, row.instead_of, row.version = row.version, at, settings, None

@@ -16,6 +16,7 @@ from driftguard.adapters.condition import Condition
 from driftguard.records import Fidelity
 from driftguard.store.tables import ServerStart, ServerVersion, Source
 
+PUSHED: Final = "OTLP"  # in place of the address of a scraped server
 LATELY: Final = timedelta(minutes=1)
 FORGOTTEN_AFTER: Final = timedelta(days=1)  # a server of which nothing is read any more
 STALE_INTERVALS: Final = 3

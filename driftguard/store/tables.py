@@ -297,18 +297,20 @@ class ServerVersion(Base):
 
 class AnnouncedDraft(Base):
     """The draft version of a scraped server that was announced: `serving`, since the counts from
-    `serving_since` on, while the settings say `instead_of`; and `version`, which it is to serve next."""
+    `serving_since` on, while the settings say `instead_of`; `started_with`, which a restart brings back; and
+    `version`, which it is to serve next."""
 
     __tablename__ = "announced_drafts"
 
     server: Mapped[str] = mapped_column(primary_key=True)
     version: Mapped[str | None]
-    effective: Mapped[str]  # after_restart | now
+    effective: Mapped[str]  # see driftguard.store.announced_drafts
     announced_at: Mapped[datetime]
     started_at: Mapped[datetime | None]  # of the server's process when it was announced, if known
     serving: Mapped[str | None]
     serving_since: Mapped[datetime | None]
     instead_of: Mapped[str | None]
+    started_with: Mapped[str | None]
 
 
 class ScrapeLease(Base):

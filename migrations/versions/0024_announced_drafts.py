@@ -26,4 +26,5 @@ def upgrade() -> None:
         sa.Column("serving", sa.Text(), nullable=True),
         sa.Column("serving_since", moment, nullable=True),
         sa.Column("instead_of", sa.Text(), nullable=True),
+        sa.Column("started_with", sa.Text(), nullable=True),
     )

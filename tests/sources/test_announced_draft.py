@@ -148,12 +148,68 @@ def test_settings_that_were_changed_since_win(world: World) -> None:
     assert world.versions[-1] == "v3"
 
 
+def test_an_announcement_that_settings_have_ended_stays_ended(world: World) -> None:
+    serve_much(world)
+    world.announce("v2")
+    world.restart()
+    world.scrape()
+    world.begin_anew(draft_version="v3")
+    world.begin_anew(draft_version="v1")
+    serve_much(world)
+    assert world.versions == ["v1", "v1"]
+
+
+def test_a_draft_that_was_taken_back_after_a_restart_with_it_is_told_no_longer(world: World) -> None:
+    """A command restarts the server with it, restarts it without, and refuses the order."""
+    serve_much(world)
+    asked_at = datetime.now(UTC)
+    world.announce("v2")
+    world.restart()
+    world.scrape()
+    world.restart()
+    world.scrape()
+    with world.database.session() as session:
+        announced_drafts.withdraw(session, "chat", "v2", "v1", since=asked_at, at=datetime.now(UTC))
+        assert announced_drafts.awaited(session) == {}
+    serve_much(world)
+    serve_much(world)
+    assert world.versions == ["v1", "v1"]
+
+
+def test_a_draft_that_was_loaded_live_is_gone_after_a_restart(world: World) -> None:
+    serve_much(world)
+    world.announce("v2")
+    world.restart()
+    world.scrape()
+    serve_much(world)
+    world.announce("v3", "until_restart")
+    world.scrape()
+    serve_much(world)
+    world.begin_anew()
+    serve_much(world)
+    world.restart()
+    world.scrape()
+    serve_much(world)
+    assert world.versions == ["v1", "v2", "v3", "v3", "v2"]
+
+
+def test_nothing_is_announced_of_a_server_whose_metrics_are_pushed(world: World) -> None:
+    now = datetime.now(UTC)
+    with world.database.session() as session:
+        sources.store(
+            session,
+            [SourceState("pushed", "vllm", sources.PUSHED, None, "reporting", "", now, now, now, 60.0)],
+        )
+        assert not announced_drafts.announce(session, "pushed", "v2", "after_restart", now)
+
+
 def test_a_withdrawn_draft_is_never_told(world: World) -> None:
     serve_much(world)
     world.announce("v2")
     with world.database.session() as session:
-        announced_drafts.withdraw(session, "chat", "another")
-        announced_drafts.withdraw(session, "chat", "v2")
+        now = datetime.now(UTC)
+        announced_drafts.withdraw(session, "chat", "another", "v1", since=now, at=now)
+        announced_drafts.withdraw(session, "chat", "v2", "v1", since=now, at=now)
     world.restart()
     serve_much(world)
     assert world.versions == ["v1"] * len(world.versions)

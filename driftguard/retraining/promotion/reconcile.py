@@ -136,7 +136,9 @@ def _fail_if_late(session: Session, run: RetrainRun, serving: EngineDraft, now: 
         f"draft {serving.version} is in service"
     )
     log.error("rollout failed", run=str(run.id), reason=reason)
-    announced_drafts.withdraw(session, run.server, asked.version)
+    announced_drafts.withdraw(
+        session, run.server, asked.version, serving.version, since=asked.asked_at, at=now
+    )
     retrain_runs.end(session, run.id, "failed", reason, now)
     incident_notes.end_mitigation(session, run.incident_id, reason, now)
 

@@ -121,9 +121,18 @@ def go_on(database: Database, engine: RestartedEngine, info: EngineInfo) -> None
         if asked.live == "begun":
             _update_again(database, engine, info, run, state)
         is_late = asked.live == "done" and now >= asked.until
-        if is_late and engine.live is not None and engine.live.version() == asked.version:
+        if is_late and _says_that_it_serves(engine, asked.version):
             until = now + timedelta(seconds=engine.rules.promote_wait_seconds)
             _store(database, run.id, state, replace(asked, until=until))
+
+
+def _says_that_it_serves(engine: RestartedEngine, version: str) -> bool:
+    """False too where it does not answer: then the records alone decide."""
+    try:
+        return engine.live is not None and engine.live.version() == version
+    except EngineRefused as error:
+        log.warning("a draft that was loaded live cannot be asked for", version=version, reason=error.detail)
+        return False
 
 
 def _update_again(
@@ -255,7 +264,9 @@ def _update_live(
         return Reply(refusal=error.detail), asked
     log.info("draft loaded live", server=order.server, version=order.draft_version)
     with database.session() as session:
-        announced_drafts.announce(session, order.server, order.draft_version, "now", datetime.now(UTC))
+        announced_drafts.announce(
+            session, order.server, order.draft_version, "until_restart", datetime.now(UTC)
+        )
     return Reply(), replace(asked, live="done")
 
 
@@ -276,7 +287,14 @@ def _ask_for_restart(
     if reply.refusal is None:
         return reply
     with database.session() as session:
-        announced_drafts.withdraw(session, order.server, order.draft_version)
+        announced_drafts.withdraw(
+            session,
+            order.server,
+            order.draft_version,
+            order.previous_version,
+            since=order.asked_at,
+            at=datetime.now(UTC),
+        )
     not_live = f"; not loaded live: {asked.not_live}" if asked.not_live else ""
     return replace(reply, refusal=f"{reply.refusal}{not_live}")
 

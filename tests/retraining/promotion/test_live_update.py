@@ -269,6 +269,17 @@ def test_records_are_awaited_for_as_long_as_the_server_says_that_it_serves_the_d
     assert "no record of draft v2 has arrived" in (live.run(made.id).reason or "")
 
 
+def test_a_server_that_no_longer_says_what_it_serves_blocks_nothing(live: Live) -> None:
+    """It was restarted without its development routes; no record of the draft will come."""
+    settings = live.settings()
+    made = passed_the_gate(live.database, settings)
+    promote(live.database, settings, made.id, made.incident_id)
+    live.change(made.id, "rollout", until=datetime.now(UTC) - timedelta(seconds=1))
+    live.vllm.has_routes = False
+    assert live.settled(settings, made.id) == "failed"
+    assert "no record of draft v2 has arrived" in (live.run(made.id).reason or "")
+
+
 def test_no_password_is_told() -> None:
     with pytest.raises(EngineRefused, match="9 does not answer /weight_info") as caught:
         LiveUpdate("http://user:hunter2@127.0.0.1:9", "secret-key", 1.0).version()
