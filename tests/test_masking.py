@@ -117,7 +117,13 @@ def settings_with_secrets(port: int, data_dir: Path) -> Settings:
             "database_url": f"postgresql://user:{KEY.format('db')}@{place}/x",
             "engines": [
                 {"server": "e", "admin_url": url("admin"), "api_key": KEY.format("engine")},
-                {"server": "r", "target_directory": ".", "draft_directory": ".", "num_speculative_tokens": 4},
+                {
+                    "server": "r",
+                    "update_url": url("update"),
+                    "target_directory": ".",
+                    "draft_directory": ".",
+                    "num_speculative_tokens": 4,
+                },
             ],
             "sources": [{"url": url("source", "/metrics"), "server": "s", "api_key": KEY.format("scrape")}],
             "scraping": {"interval_seconds": 1},
@@ -155,7 +161,8 @@ def test_the_settings_of_the_test_have_a_secret_wherever_there_can_be_one(tmp_pa
             if holds and "sesame" not in text:
                 yield name
 
-    public = {".alerting.external_url", ".engines.admin_url", ".engines.api_key"}  # of one without
+    # The last three of an engine without.
+    public = {".alerting.external_url", ".engines.admin_url", ".engines.update_url", ".engines.api_key"}
     settings = settings_with_secrets(9, tmp_path)
     assert set(missing(settings, "")) <= public
     told = secrets_of(settings).masked(repr(settings.model_dump(mode="python")))

@@ -42,7 +42,7 @@ def test_a_rejected_candidate_changes_nothing_and_the_same_weights_can_be_promot
     strict = make_settings(tmp_path / "data", engine.url, minimum_gain=0.9)
     outcome = retrain(drifted.database, strict, on_progress=told.append)
     assert (outcome.state, outcome.exit_code) == ("rejected", 4)
-    assert "at least +0.900 is needed" in outcome.reason
+    assert "a gain of +0.900 in single draft tokens is needed" in outcome.reason
     run = run_of(drifted, outcome)
     assert (run.state, run.trigger, run.parent_version) == ("rejected", "manual", drifted.parent)
     assert run.numbers is not None
