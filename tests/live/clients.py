@@ -67,12 +67,6 @@ def long_completion(url: str, prompt: str, rng: random.Random) -> Any:
     return completion(url, prompt, rng, max_tokens=64)
 
 
-def endless_completion(url: str, prompt: str, rng: random.Random) -> Any:
-    """llama.cpp's own, up to 900 tokens."""
-    body = {"prompt": prompt, "n_predict": 900, "ignore_eos": True, "seed": rng.getrandbits(31)}
-    return httpx.post(f"{url}/completion", json=body, timeout=120.0).raise_for_status().json()
-
-
 def greedy_completion(url: str, prompt: str, rng: random.Random) -> Any:
     return completion(url, prompt, rng, max_tokens=64, temperature=0.0)
 

@@ -135,34 +135,6 @@ def test_acceptance_is_that_which_it_was_told_to_have(
 
 
 @pytest.mark.live
-@pytest.mark.timeout(1_800)
-def test_windows_go_on_above_a_million_draft_tokens(
-    converted: tuple[Path, Path], database_url: str, tmp_path: Path
-) -> None:
-    """From there on it prints its counters in steps of ten, but for those of positions."""
-    longer = ["--spec-draft-n-max", "16", "--spec-synth-rates", ",".join(["0.3"] * 16)]
-    with running(llama_server(*converted, tmp_path, *longer)) as llama:
-        seed = 0
-        while own_counts(llama)["drafted"] < 1_000_000:
-            clients.all_of([clients.endless_completion], llama.url, 8, seed=(seed := seed + 1))
-        before = own_counts(llama)
-        with sidecar(tmp_path / "sidecar", database_url, scraping(llama.url)) as beside:
-            wait_until(lambda: condition(beside) == "waiting", "the first scrape")
-            clients.all_of([clients.endless_completion], llama.url, 12, seed=99)
-            after = own_counts(llama)
-            own = {name: after[name] - before[name] for name in ("drafted", "accepted")}
-            # What is left is less than a window.
-            whole = own["drafted"] - 2_000
-            wait_until(lambda: of_all(beside.records())["drafted"] >= whole, f"windows of {own}")
-            records, (source,) = beside.records(), beside.get("status")["sources"]
-    ours = of_all(records)
-    acceptance, told = ours["accepted"] / ours["drafted"], own["accepted"] / own["drafted"]
-    print(f"{len(records)} windows: {acceptance:.4f} of {ours['drafted']} draft tokens, its own {told:.4f}")
-    assert "now in steps of 10 draft tokens" in source["detail"]
-    assert abs(acceptance - told) < 0.005
-
-
-@pytest.mark.live
 def test_ten_thousand_requests_and_no_bad_gateway(llama: Engine, database_url: str, tmp_path: Path) -> None:
     """It closes kept connections; a request that meets that is sent again."""
     requests = 10_000
