@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import httpx
 
 from tests.engine.server.processes import engine_process
 from tests.forked import ForkedProcess
+from tests.retraining.http_stub import StubHandler, serving
 from tests.retraining.world import Models
 
 Moment = Literal["draft loaded", "activation asked", "activation unanswered", "activation answered"]
@@ -90,7 +90,7 @@ def relaying(engine: RelayedEngine) -> Iterator[RelayedEngine]:
     """Starts the engine and the relay before it."""
     one_at_a_time = threading.Lock()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(StubHandler):
         def do_GET(self) -> None:
             self._relay(b"")
 
@@ -107,19 +107,9 @@ def relaying(engine: RelayedEngine) -> Iterator[RelayedEngine]:
                 self.end_headers()
                 self.wfile.write(answer.content)
 
-        def log_message(self, *_: Any) -> None:
-            """Quiet."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    engine.url = f"http://127.0.0.1:{server.server_address[1]}"
-    try:
-        engine.start()
-        yield engine
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-        engine.stop()
+    with serving(Handler) as engine.url:
+        try:
+            engine.start()
+            yield engine
+        finally:
+            engine.stop()

@@ -6,11 +6,12 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 from driftguard_training.model_directories import model_version
+
+from tests.retraining.http_stub import StubHandler, serving
 
 SERVER, TARGET = "engine-1", "target"
 
@@ -64,16 +65,16 @@ class EngineStub:
 
 @contextmanager
 def running(stub: EngineStub) -> Iterator[EngineStub]:
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(StubHandler):
         def do_GET(self) -> None:
-            self._answer(200, stub.info())
+            self.answer(200, stub.info())
 
         def do_POST(self) -> None:
             content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             call = "activate" if self.path.endswith("/activate") else "load"
             stub.calls.append(call)
             if stub.refuse == call:
-                self._answer(500, {"title": "Internal error", "detail": "out of memory"})
+                self.answer(500, {"title": "Internal error", "detail": "out of memory"})
                 return
             if stub.hold == call == "load":
                 stub.wait()
@@ -85,30 +86,10 @@ def running(stub: EngineStub) -> Iterator[EngineStub]:
             if stub.lose == call:
                 self.close_connection = True
                 return
-            self._answer(201 if call == "load" else 200, result)
+            self.answer(201 if call == "load" else 200, result)
 
-        def _answer(self, status: int, body: object) -> None:
-            content = json.dumps(body).encode()
-            try:
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
-            except BrokenPipeError:
-                self.close_connection = True  # the caller was killed: that is the test
-
-        def log_message(self, *_: object) -> None:
-            """Quiet."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    stub.url = f"http://127.0.0.1:{server.server_address[1]}"
-    try:
-        yield stub
-    finally:
-        stub.release.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serving(Handler) as stub.url:
+        try:
+            yield stub
+        finally:
+            stub.release.set()

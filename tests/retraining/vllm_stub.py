@@ -13,9 +13,10 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
 from urllib.parse import urlsplit
+
+from tests.retraining.http_stub import StubHandler, serving
 
 Fault = Literal["refuse", "drop", "lose", "hang"]
 
@@ -100,7 +101,7 @@ class VllmStub:
 
 @contextmanager
 def running(stub: VllmStub) -> Iterator[VllmStub]:
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(StubHandler):
         def do_GET(self) -> None:
             self._serve({})
 
@@ -112,7 +113,7 @@ def running(stub: VllmStub) -> Iterator[VllmStub]:
             parts = urlsplit(self.path)
             fault = stub.fault(parts.path)
             if not stub.has_routes:
-                self._answer(404, {"detail": "Not Found"})
+                self.answer(404, {"detail": "Not Found"})
             elif fault == "refuse":
                 if parts.path == "/update_weights":
                     stub.active = False
@@ -133,7 +134,7 @@ def running(stub: VllmStub) -> Iterator[VllmStub]:
                 if fault == "lose":
                     self.close_connection = True
                 else:
-                    self._answer(200, found)
+                    self.answer(200, found)
 
         def _refuse(self, reason: str) -> None:
             message = (
@@ -141,32 +142,11 @@ def running(stub: VllmStub) -> Iterator[VllmStub]:
                 "please check the stack trace above for the root cause"
             )
             told = {"message": message, "type": "InternalServerError", "param": None, "code": 500}
-            self._answer(500, {"error": told})
+            self.answer(500, {"error": told})
             self.close_connection = True
 
-        def _answer(self, status: int, body: object) -> None:
-            content = json.dumps(body).encode()
-            try:
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
-            except (BrokenPipeError, ConnectionResetError):
-                self.close_connection = True  # the caller went away: that is the test
-
-        def log_message(self, *_: object) -> None:
-            """Quiet."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    stub.url = f"http://127.0.0.1:{server.server_address[1]}"
-    try:
-        yield stub
-    finally:
-        stub.release.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serving(Handler) as stub.url:
+        try:
+            yield stub
+        finally:
+            stub.release.set()
