@@ -21,6 +21,7 @@ from driftguard.status.gather import gather
 from driftguard.store import goodput_watches, incidents, notifications
 from driftguard.store.database import Database
 from driftguard.store.tables import Incident, IncidentTransition, Stream, StreamCost
+from tests.alerting.http_receiver import wait_until
 from tests.cost.goodput_traffic import Machine
 from tests.incidents.test_cost_measurement import records
 from tests.pipeline.examining import PAGER, examine, fold_and_examine
@@ -28,6 +29,7 @@ from tests.pipeline.sidecar import running_sidecar
 from tests.pipeline.traffic import store
 
 DAYS = 90.0
+SLOWER_IS_OPEN = 'driftguard_incidents_open{direction="slower",severity="critical"} 1.0'
 STEADY = {"mood": 0.03, "stalls": 0.05}
 
 
@@ -127,9 +129,9 @@ def test_a_machine_that_gets_slower_pages_although_acceptance_stays(
         (best,) = [action for action in answer["actions"] if action["best"]]
         assert best["kind"] == "restart"
         assert "slower at the same load" in client.get(f"/incidents/{incident.id}").text
-        shown = client.get("/metrics").text
-    assert 'driftguard_incidents_open{direction="slower",severity="critical"} 1.0' in shown
-    assert "driftguard_incident_acceptance_after_ratio{" not in shown  # pages a change of acceptance
+        wait_until(lambda: SLOWER_IS_OPEN in client.get("/metrics").text, "the incident in the metrics")
+        # What pages a change of acceptance:
+        assert "driftguard_incident_acceptance_after_ratio{" not in client.get("/metrics").text
 
 
 def test_it_ends_where_tokens_come_as_before(database: Database) -> None:
