@@ -112,8 +112,13 @@ class SegmentStatus(FrozenModel):
         description="off_baseline: the interval of recent acceptance excludes the baseline; that is not "
         "enough for an alarm yet."
     )
-    requests: int
-    requests_needed: int = Field(description="At least this many more requests until the segment is watched.")
+    unit: Literal["requests", "windows"] = Field(
+        description="What the detector counts: requests, or windows of a server's counters."
+    )
+    requests: int = Field(description="Or windows, that had draft tokens.")
+    requests_needed: int = Field(
+        description="At least this many more requests, or windows, until the segment is watched."
+    )
     now: Rate | None
     baseline: Rate | None
     learning: str | None = Field(
@@ -150,6 +155,7 @@ class SegmentStatus(FrozenModel):
         return cls(
             segment=item.segment,
             verdict=item.verdict,
+            unit=item.unit,
             requests=item.requests,
             requests_needed=item.requests_needed,
             now=Rate.of(item.recent),
@@ -216,9 +222,9 @@ class StreamStatusModel(StreamInfo):
     draft_in_service: str
     acceptance: NowAndBaseline
     tokens_per_second: TokensPerSecond
-    sample_size: int = Field(description="Requests folded by the detector.")
+    sample_size: int = Field(description="Requests, or windows of a counter, folded by the detector.")
     requests_missing: int = Field(
-        description="At least this many more requests until the first segment is watched."
+        description="At least this many more requests, or windows, until the first segment is watched."
     )
     incident_id: UUID | None
     last_retrain: LastRetrain | None

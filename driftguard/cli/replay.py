@@ -370,10 +370,10 @@ def _summary(running: Replay) -> Iterator[str]:
             recent = f"{segment.recent.rate:.3f}" if segment.recent else "none"
             acceptance = ACCEPTANCE[segment.recent.positions if segment.recent else "all"]
             if segment.baseline is None:
-                told = f"at least {segment.requests_needed} more requests needed, {acceptance} {recent}"
+                told = f"at least {segment.requests_needed} more {segment.unit} needed, {acceptance} {recent}"
             else:
                 told = f"{segment.verdict}, {acceptance} {segment.baseline.rate:.3f} at first, now {recent}"
-            yield f"    segment {segment.segment}: {segment.requests} requests, {told}"
+            yield f"    segment {segment.segment}: {segment.requests} {segment.unit}, {told}"
             if segment.variance_inflation > 1.0:
                 yield f"        not independent: {segment.variance_inflation:.1f} times the variance"
             for one in segment.follows:

@@ -124,7 +124,7 @@ def _detector(stream: dict[str, Any]) -> list[str]:
 
 def _segment(segment: dict[str, Any]) -> str:
     if segment["learning"] is not None:
-        needed = f"at least {segment['requests_needed']:,} more requests needed"
+        needed = f"at least {segment['requests_needed']:,} more {segment['unit']} needed"
         return f"{segment['segment']}: not watched yet, {needed} ({segment['learning']})"
     delays = "; ".join(delay["text"] for delay in segment["expected_delays"])
     reason = f"{segment['verdict'].replace('_', ' ')} ({segment['baseline_reason'] or 'no baseline'})"

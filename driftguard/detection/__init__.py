@@ -26,6 +26,7 @@ from driftguard.detection.findings import (
     SegmentSummary,
     SegmentVerdict,
     StreamSummary,
+    Unit,
     Verdict,
 )
 from driftguard.detection.fleet import Fleet, Folded, fold_fleet
@@ -68,6 +69,7 @@ __all__ = [
     "SegmentVerdict",
     "StreamState",
     "StreamSummary",
+    "Unit",
     "UnreadableState",
     "Verdict",
     "accept_new_normal",

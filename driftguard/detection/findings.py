@@ -225,6 +225,9 @@ Finding = (
 )
 
 
+Unit = Literal["requests", "windows"]  # what one observation is of
+
+
 @dataclass(frozen=True, slots=True)
 class ExpectedDelay:
     """From a drop of the segment's acceptance to its alarm, about half of the time sooner."""
@@ -232,7 +235,7 @@ class ExpectedDelay:
     drop: float  # of the mean per request
     requests: float | None  # of the segment, or windows; None: not detectable (summary.py)
     seconds: float | None  # at the measured traffic; None where that is not known either
-    unit: Literal["requests", "windows"] = "requests"
+    unit: Unit = "requests"
 
     @property
     def text(self) -> str:
@@ -278,7 +281,7 @@ class SegmentSummary:
 
     segment: str
     verdict: SegmentVerdict
-    requests: int  # with drafted tokens, all time
+    requests: int  # or windows, with drafted tokens, all time
     requests_needed: int  # at least so many more until its present traffic is watched; 0 once it is
     baseline: Acceptance | None  # of the strata of its recent requests; None until they are watched
     recent: Acceptance | None  # since the change point while an incident names it, else its newest requests
@@ -295,6 +298,7 @@ class SegmentSummary:
     # Its stream is young, and has evidence for an alarm that waits: for about so many more requests of the
     # stream, after which it is raised if the evidence is still there (confirmation.py).
     alarm_waits: int | None = None
+    unit: Unit = "requests"
 
 
 def in_words(told: NotWatched | WhyBegun | str | None) -> str | None:

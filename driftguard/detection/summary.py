@@ -35,6 +35,7 @@ from driftguard.detection.findings import (
     SegmentVerdict,
     SessionsGiven,
     StreamSummary,
+    Unit,
     Verdict,
 )
 from driftguard.detection.state.columns import SECONDS_PER_DAY, Columns, history_rows
@@ -54,6 +55,7 @@ from driftguard.detection.steps.expectation import (
     request_variance,
     unseen_of,
 )
+from driftguard.detection.steps.reference_period import usual_windows_of
 from driftguard.records.documents.acceptance import Acceptance
 
 RECENT_REQUESTS = 200
@@ -136,7 +138,7 @@ def _segment(
         segment=state.names[code],
         verdict=verdict,
         requests=int(state.drafted_requests[state.segment_of_stratum == code].sum()),
-        requests_needed=_missing(state, code, learning),
+        requests_needed=_missing(config, state, rows, code, learning),
         baseline=baseline,
         recent=at_present,
         mean_per_request=mean,
@@ -152,7 +154,12 @@ def _segment(
         follows=_follows(state, strata) if known else (),
         length_of_acceptance=known and bool(length_of_acceptance(state.reference[strata]).any()),
         alarm_waits=_alarm_waits(state, np.unique(strata)) if verdict == "off_baseline" else None,
+        unit=_unit(state, state.segment_of_stratum == code),
     )
+
+
+def _unit(state: StreamState, strata: NDArray[np.bool_]) -> Unit:
+    return "windows" if state.of_windows[strata].any() else "requests"
 
 
 def _alarm_waits(state: StreamState, strata: NDArray[np.integer]) -> int | None:
@@ -190,9 +197,14 @@ def _learning(state: StreamState, newest: Columns) -> int | None:
     return int(np.bincount(unwatched).argmax())
 
 
-def _missing(state: StreamState, code: int, learning: int | None) -> int:
+def _missing(
+    config: DetectorConfig, state: StreamState, rows: Columns, code: int, learning: int | None
+) -> int:
     if learning is not None:
-        return max(int(state.reference_size[learning] - state.reference[learning, 0]), 1)
+        known, size = int(state.reference[learning, 0]), int(state.reference_size[learning])
+        if state.of_windows[learning] and known > 0:
+            size = max(size, usual_windows_of(config, state, learning, rows.ended_at(-1)))
+        return max(size - known, 1)
     return FIRST_CHECK if state.newest_baseline(code) is None else 0  # nothing was drafted yet, or watched
 
 
@@ -245,7 +257,7 @@ def expected_delays(
         requests = None if own is None else own / share
         seconds = None if requests is None or per_second == 0.0 else requests / per_second
         found.append(
-            ExpectedDelay(drop, requests, seconds, "windows" if state.of_windows[code] else "requests")
+            ExpectedDelay(drop, requests, seconds, _unit(state, np.arange(len(state.of_windows)) == code))
         )
     return tuple(found)
 

@@ -104,7 +104,7 @@ def _sentence(found: StreamStatus, incident: Incident | None) -> str:
 
 def _learning_sentence(found: StreamStatus) -> str:
     more = f"; at least {found.requests_missing} more are needed" if found.requests_missing else ""
-    so_far = f"{found.sample_size} requests so far{more} before a change can be detected."
+    so_far = f"{found.sample_size} {found.unit} so far{more} before a change can be detected."
     begun_at, because = found.stream.begun_anew_at, found.stream.begun_anew_because
     if begun_at is None or because is None:
         return f"Insufficient data: {so_far}"
@@ -119,7 +119,7 @@ def _watching_sentence(found: StreamStatus) -> str:
     told = f"Watching draft {found.stream.draft_version}{since}: {found.recovery or 'no request yet'}."
     if not found.requests_missing:
         return told
-    return f"{told} At least {found.requests_missing} more requests to a baseline of its own."
+    return f"{told} At least {found.requests_missing} more {found.unit} to a baseline of its own."
 
 
 def _some(names: Sequence[str]) -> str:

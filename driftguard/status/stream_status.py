@@ -9,7 +9,7 @@ from uuid import UUID
 
 from driftguard.cost import Cost, Speculation
 from driftguard.cost.best_action import Action
-from driftguard.detection import Acceptance, SegmentSummary, StreamSummary
+from driftguard.detection import Acceptance, SegmentSummary, StreamSummary, Unit
 from driftguard.store.streams import StreamRow
 from driftguard.store.tables import Incident, RetrainRun
 
@@ -45,3 +45,8 @@ class StreamStatus:
     speculation: Speculation | None  # None where there is none in service
     actions: Sequence[Action]  # in order, one of them the best; empty where nothing is drafted now
     summary: StreamSummary | None  # the detector's; None before the first fold
+
+    @property
+    def unit(self) -> Unit:
+        """What `sample_size` and `requests_missing` count."""
+        return self.segments[0].unit if self.segments else "requests"

@@ -30,6 +30,9 @@ SIZE_FACTOR = 8.0  # a reference of (8 sd / drop)^2 requests puts two standard e
 TWO_ERRORS_LEVEL = 0.97725  # of a normal distribution below two standard errors
 NEARLY_ALL = 0.95  # of the requests name their session: then sessions say what belongs together
 LEAST_REPEATS = 10  # requests beyond each session's first, before sessions tell anything
+USUAL_SECONDS = 3_600.0
+USUAL_SPREAD = 0.13  # of acceptance between requests
+USUAL_TOKENS = 230.0  # drafted for a request: an answer of 200 tokens at K = 4 of which 60% are accepted
 SMALLEST_LENGTH_SPREAD = 0.05  # sd of log length below which lengths are all alike
 OF_ACCEPTANCE = 0.5  # of the variance of x and of l: from there on they are taken to be one number
 
@@ -201,6 +204,14 @@ def needed_requests(sums: Floats, minimum_drop: float) -> int:
     spread = SIZE_FACTOR / minimum_drop
     wanted = spread**2 * float(_mean_variance(sums, np.ones(()), *_components(sums)))
     return max(FIRST_CHECK, math.ceil(spread), math.ceil(wanted))
+
+
+def usual_windows(sums: Floats, seconds: float, minimum_drop: float) -> int:
+    """How many windows like these, sums [SUMS] of n >= 1 in so many seconds, are long enough to be usual: an
+    hour of them, or, on a busy server, the draft tokens that a reference period of requests has."""
+    requests = max((SIZE_FACTOR * USUAL_SPREAD / minimum_drop) ** 2, float(FIRST_CHECK))
+    by_tokens = requests * USUAL_TOKENS / float(sums[3])
+    return math.ceil(float(sums[0]) * min(by_tokens, USUAL_SECONDS / max(seconds, 1.0)))
 
 
 def baselines(

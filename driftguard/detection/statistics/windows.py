@@ -65,14 +65,36 @@ def lifetime(running: int, started: int) -> float:
     return running / started if started else min(float(running), LONGEST_START / LIFETIMES)
 
 
-def needed_windows(windows: int, inflation: float, lifetime: float) -> int:
-    """Size of the reference period: LIFETIMES of what windows share. That is the requests that run through
-    both, for so many windows, and what else shows in f: as much as lifetimes of (f - 1) / 2 windows do.
-    It is lengthened by a quarter at a time, because both are known better with each."""
+def needed_windows(windows: int, inflation: float, lifetime: float, usual: int) -> int:
+    """Size of the reference period: what is `usual` (`baseline.py`), and LIFETIMES of what windows share.
+
+    That is the requests that run through both, for so many windows, and what else shows in f: as much as
+    lifetimes of (f - 1) / 2 windows do. It is lengthened by a quarter at a time, because all are known better
+    with each.
+    """
     shown = min(LIFETIMES * (inflation - 1.0) / 2.0, float(LONGEST_START))
     told = min(LIFETIMES * lifetime, float(LONGEST_TOLD))
-    wanted = max(WINDOW_REFERENCE, math.ceil(max(shown, told)))
+    wanted = max(WINDOW_REFERENCE, usual, math.ceil(max(shown, told)))
     return min(wanted, max(windows + 1, windows * 5 // 4))
+
+
+def odd_start(x: Floats, gap: float) -> int:
+    """How many of the first windows [T] are of an odd time, and not of the usual traffic that followed.
+
+    Those of the best fit by two levels, where the first is below the other by `gap` or more and lasts for a
+    quarter of all at most, and where no later run of as many windows comes halfway down to it: so tasks that
+    wander are left alone, as they come back. 0 where there are none.
+    """
+    n, sums = len(x), np.concatenate([[0.0], np.cumsum(x)])
+    first = np.arange(1, n)
+    before, rest = sums[first] / first, (sums[-1] - sums[first]) / (n - first)
+    rise = np.maximum(rest - before, 0.0)
+    best = int(np.argmax(rise**2 * first * (n - first)))
+    odd = int(first[best])
+    if rise[best] < gap or 4 * odd > n:
+        return 0
+    runs = (sums[2 * odd :] - sums[odd : n + 1 - odd]) / odd
+    return odd if runs.min() > (before[best] + rest[best]) / 2.0 else 0
 
 
 def after_gap(

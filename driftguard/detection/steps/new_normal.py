@@ -2,8 +2,8 @@
 
 An operator says so, or a rise lasts: where it has not gone back in LASTS observations of its segments, a fall
 from the new level must be found, and against the old baseline it would only be a recovery. A dozen windows
-make a baseline, and may be of an odd minute: a rise from it is the norm where it lasts LASTS_TIMES as long. A
-fall that lasts never becomes the norm by itself.
+make a baseline on a busy server: a rise from it is the norm where it lasts LASTS_TIMES as long. A fall that
+lasts never becomes the norm by itself.
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ from driftguard.detection.statistics.baseline import (
     needed_requests,
     sessions_tell,
     terms,
+    usual_windows,
     variance_of,
 )
 from driftguard.detection.statistics.bets import NORMAL_CUT_OFF, NOT_CUT, cut_off
@@ -48,8 +49,14 @@ from driftguard.detection.statistics.long_run_variance import (
     inflation,
     of_residuals,
 )
-from driftguard.detection.statistics.sessions import NO_SESSION
-from driftguard.detection.statistics.windows import WINDOW_REFERENCE, learn, lifetime, needed_windows
+from driftguard.detection.statistics.sessions import KNOWN, NO_SESSION
+from driftguard.detection.statistics.windows import (
+    WINDOW_REFERENCE,
+    learn,
+    lifetime,
+    needed_windows,
+    odd_start,
+)
 from driftguard.detection.steps.cycles import cells_of, with_reference_cells
 from driftguard.detection.steps.dependence import begun, caution_of, in_doubt, longest_block
 from driftguard.detection.steps.evidence import restart_bets, watched_segments
@@ -59,6 +66,7 @@ from driftguard.detection.steps.expectation import (
     unseen_of,
 )
 from driftguard.detection.steps.first_part import (
+    LEAST_DROPS,
     begun_anew,
     first_part,
     shift_within,
@@ -172,11 +180,13 @@ def check_reference(
     if state.of_windows[code]:
         seen = counted(before, state, batch[: int(row.place[0]) + 1])
         runs = lifetime(seen.running_requests, seen.started_requests)
-        learned, needed = _windows_learned(state, code, row.ended_at(0), runs)
+        learned, needed = _windows_learned(config, state, code, row.ended_at(0), runs)
     else:
         learned, needed = _requests_learned(config, state, code)
     if needed > requests:
         return _with(state, "reference_size", code, needed), []
+    if state.of_windows[code] and (odd := _odd_start(config, state, code)):
+        return _without_first(state, code, odd), []
     learned = begun(_with(learned, "ready_ordinal", code, row.ordinal[0]), code, int(row.ordinal[0]))
     return _ready(config, before, state, learned, batch, row, why)
 
@@ -271,14 +281,36 @@ def _cut_off(state: StreamState, code: int) -> Floats:
     return cut_off(own.x) if len(own) >= FIRST_CHECK else NOT_CUT
 
 
-def _windows_learned(state: StreamState, code: int, now: float, runs: float) -> tuple[StreamState, int]:
+def _windows_learned(
+    config: DetectorConfig, state: StreamState, code: int, now: float, runs: float
+) -> tuple[StreamState, int]:
     """The state that has learned from the windows of a reference period, and the size that it needs."""
     own, windows = _reference_rows(state, code), int(state.reference[code, 0])
     if len(own) < WINDOW_REFERENCE:  # other traffic pushed them out of the history
         return state, windows + WINDOW_REFERENCE
     state = _with(state, "windows", code, learn(own.x, own.drafted.astype(np.float64)))
     state = _with(state, "cut_off", code, NORMAL_CUT_OFF)
-    return state, needed_windows(windows, _inflation(state, code, now), runs)
+    usual = usual_windows_of(config, state, code, now)
+    return state, needed_windows(windows, _inflation(state, code, now), runs, usual)
+
+
+def _odd_start(config: DetectorConfig, state: StreamState, code: int) -> int:
+    own = _reference_rows(state, code)
+    if len(own) < state.reference[code, 0]:
+        return 0
+    return odd_start(own.x, LEAST_DROPS * config.minimum_drop)
+
+
+def _without_first(state: StreamState, code: int, windows: int) -> StreamState:
+    """The state whose reference period, of windows that are all in the history, has not counted the first."""
+    rows = _reference_rows(state, code)[windows:]
+    state = with_reference(begun_anew(state, code), rows, np.zeros((len(rows), KNOWN)))
+    return _with(state, "reference_size", code, max(len(rows) + 1, WINDOW_REFERENCE))
+
+
+def usual_windows_of(config: DetectorConfig, state: StreamState, code: int, now: float) -> int:
+    """Of a stratum of windows whose reference period is under way, at `now` in seconds since 1970."""
+    return usual_windows(state.reference[code], now - float(state.reference_since[code]), config.minimum_drop)
 
 
 def _reference_rows(state: StreamState, code: int) -> Columns:

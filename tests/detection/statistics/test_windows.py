@@ -27,6 +27,7 @@ from driftguard.detection.statistics.windows import (
     LONGEST_TOLD,
     WINDOW_REFERENCE,
     learn,
+    odd_start,
     relative_variance,
 )
 from tests.benchmarks.detection.dependent import DEPENDENT, FEW_REQUESTS, Dependent
@@ -112,6 +113,50 @@ def test_a_reference_period_is_ten_lifetimes_of_a_request_where_they_are_told() 
         assert lifetime == pytest.approx(1.0 / (1.0 - np.exp(-1.0 / 6.0)), rel=0.1)
         assert ready.requests >= 8.0 * lifetime  # as it was estimated at the time
         assert opened(findings) == []
+
+
+@pytest.mark.parametrize(
+    ("drafted", "windows_needed"),
+    [
+        (20_000, WINDOW_REFERENCE),  # a busy server
+        (2_000, 50),  # 100,000 draft tokens, as of 430 requests
+        (50, 362),  # an hour
+    ],
+)
+def test_a_baseline_is_of_an_hour_or_of_as_many_tokens_as_of_requests(
+    drafted: int, windows_needed: int
+) -> None:
+    _, findings = run(windows(np.random.default_rng(60), [0.5] * 500, drafted, overdispersion=1.0))
+    ready = next(finding for finding in findings if isinstance(finding, BaselineReady))
+    assert ready.requests == windows_needed
+
+
+@pytest.mark.parametrize(("odd", "drafted"), [(12, 300), (60, 300), (3, 20_000)])
+def test_an_odd_beginning_is_not_in_the_baseline(odd: int, drafted: int) -> None:
+    """One minute of sampled traffic, ten minutes, or the first windows of a busy server."""
+    n = 600 + odd
+    batch = windows(np.random.default_rng([61, odd]), [0.04] * odd + [0.57] * 600 + [0.3] * 40, drafted)
+    state, findings = run(batch)
+    (found,) = opened(findings)
+    assert n < found.ordinal <= n + 10
+    assert found.change_point == pytest.approx(n + 1, abs=2)
+    assert (found.direction, found.before.rate) == ("down", pytest.approx(0.57, abs=0.01))
+    same = StreamState()
+    for place in range(0, len(batch), 7):
+        same, _ = fold(CONFIG, same, batch[place : place + 7])
+    assert encode_state(same) == encode_state(state)
+
+
+def test_what_comes_back_is_usual() -> None:
+    """A beginning like what follows it later, a slow rise, and a beginning that is more than a quarter."""
+    random = np.random.default_rng(62)
+    x = random.normal(0.0, 0.02, 400)
+    assert odd_start(x + np.where(np.arange(400) < 30, 0.3, 0.6), 0.1) == 30
+    assert odd_start(x + np.where(np.arange(400) % 200 < 30, 0.3, 0.6), 0.1) == 0
+    assert odd_start(x + np.linspace(0.3, 0.6, 400), 0.1) == 0
+    assert odd_start(x + np.where(np.arange(400) < 150, 0.3, 0.6), 0.1) == 0
+    assert odd_start(x + np.where(np.arange(400) < 30, 0.52, 0.6), 0.1) == 0
+    assert odd_start(x + np.where(np.arange(400) < 30, 0.9, 0.6), 0.1) == 0  # never a fall
 
 
 @pytest.mark.parametrize(("started", "most"), [([0], LONGEST_START), ([0] * 99 + [1], LONGEST_TOLD)])
