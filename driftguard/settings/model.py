@@ -151,9 +151,10 @@ class EngineSettings(_Group):
     update_url: str | None = Field(
         None,
         pattern=URL_PATTERN,
-        description="Base URL of a vLLM that loads a draft without a restart; only without admin_url. Its "
-        "development routes must be reachable there, and nowhere else.",
+        description="Base URL of a vLLM or an SGLang that loads a draft without a restart; only without "
+        "admin_url. Its routes that exchange weights must be reachable there, and nowhere else.",
     )
+    update_engine: Literal["vllm", "sglang"] = Field("vllm", description="What is at update_url.")
     api_key: SecretStr | None = Field(None, description="Key for admin_url or update_url, if it needs one.")
     target_directory: Path | None = Field(
         None, description="Target's model directory on this machine; only without admin_url."

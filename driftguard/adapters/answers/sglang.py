@@ -14,6 +14,7 @@ from driftguard.adapters.answers.openai import Usage
 REQUEST_FIELD: Final = "return_spec_tokens_details"
 EXTENSION: Final = "sglext"
 DETAILS: Final = "spec_tokens_details"
+LOADED: Final = "driftguard:"  # and the draft's version: the weight version after a draft was loaded live
 
 
 class _Details(msgspec.Struct, frozen=True):
