@@ -180,6 +180,8 @@ class EngineSettings(_Group):
 
     @model_validator(mode="after")
     def _is_reached_one_way(self) -> Self:
+        if self.update_engine == "sglang" and self.update_url is None:
+            raise ValueError("update_engine: needs an update_url")
         described: dict[str, object] = {
             "target_directory": self.target_directory,
             "draft_directory": self.draft_directory,

@@ -1,7 +1,7 @@
 """Tensors as SGLang's /update_weights_from_tensor takes them, made without torch.
 
 A body has one pickle for each rank of tensor parallelism, in base64: a list of (name, tensor). SGLang 0.5.23
-reads it with a restricted unpickler (SafeUnpickler in sglang/srt/utils/common.py), which lets a tensor be
+reads it with a restricted unpickler (SafeUnpickler of sglang.srt.utils.common), which lets a tensor be
 made of the bytes of a storage as torch.save writes it. torch would send handles of shared memory; the bytes
 themselves need no common machine.
 """
@@ -20,12 +20,13 @@ from driftguard.retraining.training.draft_files import DraftRefused, Tensor
 
 BODY_BYTES: Final = 64 << 20  # of tensors in one body, all ranks together; one tensor is never divided
 
+_LARGEST: Final = (1 << 32) - (1 << 16)  # a pickle's bytes have a length of 32 bits; some are torch.save's
 _STORAGES: Final = {  # of torch, by safetensors' name of the type; with the bytes of one number
     "BF16": ("BFloat16Storage", 2),
     "F16": ("HalfStorage", 2),
     "F32": ("FloatStorage", 4),
 }
-# The beginning of a file of torch.save (torch/serialization.py: _legacy_save).
+# The beginning of what torch.save writes (_legacy_save of torch.serialization).
 _HEAD: Final = b"".join(
     pickle.dumps(value, 2)
     for value in (
@@ -45,6 +46,8 @@ def check(tensors: Iterable[Tensor]) -> None:
             )
         if math.prod(tensor.shape) * _STORAGES[tensor.dtype][1] != tensor.size:
             raise DraftRefused(f"the tensor {tensor.name} has {tensor.size} bytes, not those of its shape")
+        if tensor.size > _LARGEST:
+            raise DraftRefused(f"the tensor {tensor.name} has {tensor.size} bytes, more than {_LARGEST}")
 
 
 def parts_of(tensors: Iterable[Tensor], ranks: int) -> list[list[Tensor]]:

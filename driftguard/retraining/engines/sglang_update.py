@@ -10,7 +10,7 @@
     /weights_checker                           the draft that serves is another one than before
     /continue_generation                       whatever happened
 
-The routes are those of sglang/srt/entrypoints/http_server.py in SGLang 0.5.23. An error while tensors are
+The routes are those of sglang.srt.entrypoints.http_server in SGLang 0.5.23. An error while tensors are
 read or loaded ends its scheduler, and with it the server. So tensors are compared here with those of the
 draft that it was started with, and what may have ended a server is not sent again.
 """
@@ -23,7 +23,7 @@ from typing import Any, Final
 import httpx
 import structlog
 
-from driftguard.adapters.answers.sglang import LOADED
+from driftguard.adapters.answers.sglang import LOADED, LOADING
 from driftguard.errors import DriftGuardError
 from driftguard.retraining.engines import live_update, sglang_tensors
 from driftguard.retraining.engines.engine_admin import EngineRefused
@@ -32,7 +32,6 @@ from driftguard.retraining.engines.order import Order
 from driftguard.retraining.training import checksums
 from driftguard.retraining.training.draft_files import Tensor, form_of, tensors_of
 
-_LOADING: Final = "driftguard-loading:"  # and the version that is being loaded, as the weight version
 _NEEDED: Final = {  # of /server_info
     "speculative_algorithm": "STANDALONE",  # others share tensors with the target, or have none
     "speculative_draft_model_quantization": None,
@@ -66,7 +65,7 @@ class SglangUpdate(LiveUpdate):
         self._may_be_open = self._was_cut_off = True
         self._end_session()
         found = self._weight_version()
-        if found == LOADED + version or found.startswith(_LOADING):
+        if found == LOADED + version or found.startswith(LOADING):
             return None
         return (
             f"loading draft {version} was cut off, and {self.shown} does not know of it (its weight version "
@@ -78,7 +77,7 @@ class SglangUpdate(LiveUpdate):
         for name, needed in _NEEDED.items():
             if (found := info.get(name, "missing")) != needed:
                 raise NotOffered(f"{self.shown} cannot load a draft live: {name} is {found}, not {needed}")
-        self._ranks = int(info.get("tp_size", 0))
+        self._ranks = info.get("tp_size", 0)
         self._first = Path(str(info.get("speculative_draft_model_path")))
         if not self._first.is_dir():
             raise NotOffered(
@@ -95,7 +94,7 @@ class SglangUpdate(LiveUpdate):
         if path is None:
             raise EngineRefused(f"the files of draft {version} are gone")
         parts = sglang_tensors.parts_of(self._looked_at(Path(path), digest), self._ranks)
-        self._note(_LOADING + version)
+        self._note(LOADING + version)
         try:
             self._call("POST", "/pause_generation", {"mode": "retract"})
             self._flush()
@@ -166,7 +165,7 @@ class SglangUpdate(LiveUpdate):
 
     def _leave_alone(self) -> None:
         try:
-            if self._weight_version().startswith((_LOADING, LOADED)):  # it has not started again
+            if self._weight_version().startswith((LOADING, LOADED)):  # it has not started again
                 self._note(self._version_before)
         except EngineRefused as error:
             log.warning("a note that a draft is being loaded is left", url=self.shown, reason=error.detail)

@@ -52,7 +52,8 @@ class VllmUpdate(LiveUpdate):
             is_paused = self._call("GET", "/is_paused").get("is_paused")
         except Answered as error:
             if error.code < httpx.codes.INTERNAL_SERVER_ERROR:
-                raise NotOffered(f"{error.detail} (is VLLM_SERVER_DEV_MODE=1 set?)") from None
+                hint = "is VLLM_SERVER_DEV_MODE=1 set? For SGLang set engines.update_engine"
+                raise NotOffered(f"{error.detail} ({hint})") from None
             raise
         try:
             self._call("POST", "/init_weight_transfer_engine", {"init_info": {"driftguard": True}})
