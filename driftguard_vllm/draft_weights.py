@@ -9,14 +9,13 @@ Imported by vLLM's workers alone, which have vLLM and torch.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -25,14 +24,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from driftguard.retraining.training import checksums
-
-_ANY: Final = frozenset({"transformers_version", "torch_dtype", "dtype"})  # which may differ
-
-Shapes = Mapping[str, tuple[int, ...]]
-
-
-class DraftRefused(Exception):
-    """This directory is not loaded, or none can be; the message names the reason."""
+from driftguard.retraining.training.draft_files import DraftRefused, Form, form_of
 
 
 @dataclass
@@ -59,12 +51,10 @@ class DraftLoader(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ignore[m
     def __init__(self, config: Any, vllm_config: Any, device: Any, model: Any) -> None:
         super().__init__(config, vllm_config, device, model)
         self._held: Path | None = None
-        self._configuration: Mapping[str, Any] = {}
-        self._shapes: Shapes = {}
+        self._form: Form | None = None  # of the draft that vLLM was started with
         self._refusal = ""
         try:
-            first = _first_draft(vllm_config.speculative_config)
-            self._configuration, self._shapes = _configuration_of(first), _shapes_of(first)
+            self._form = form_of(_first_draft(vllm_config.speculative_config))
         except DraftRefused as error:
             self._refusal = str(error)  # vLLM starts all the same
 
@@ -92,8 +82,9 @@ class DraftLoader(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ignore[m
         directory = Path(update_info.directory)
         if update_info.checksums_sha256 is not None or (directory / checksums.FILE_NAME).exists():
             checksums.verify(directory, update_info.checksums_sha256)
-        _compare("tensors", self._shapes, _shapes_of(directory))
-        _compare("config.json", self._configuration, _configuration_of(directory))
+        if self._form is None:
+            raise DraftRefused(self._refusal)
+        self._form.check(form_of(directory))
         self._held = directory
 
     def finish_weight_update(self) -> None:
@@ -124,51 +115,11 @@ def _first_draft(speculative: Any) -> Path:
     return directory
 
 
-def _configuration_of(directory: Path) -> Mapping[str, Any]:
-    """What of config.json tells how the tensors are used."""
-    try:
-        found = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DraftRefused(f"config.json of the draft cannot be read: {error}") from None
-    return {name: value for name, value in found.items() if name not in _ANY and name[0] != "_"}
-
-
-def _shapes_of(directory: Path) -> Shapes:
-    """Of every tensor, by its name."""
-    found: dict[str, tuple[int, ...]] = {}
-    for path in _files_of(directory):
-        try:
-            with safe_open(path, "pt") as file:
-                here = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-        except (OSError, SafetensorError) as error:
-            raise DraftRefused(f"{path.name} of the draft cannot be read: {error}") from None
-        if twice := here.keys() & found.keys():
-            raise DraftRefused(f"{path.name} has the tensor {min(twice)}, which another file has too")
-        found |= here
-    return found
-
-
 def _tensors_of(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    for path in _files_of(directory):
+    for path in sorted(directory.glob("*.safetensors")):
         with safe_open(path, "pt") as file:
             for name in file.keys():  # noqa: SIM118 (a file is no mapping)
                 yield name, file.get_tensor(name)
-
-
-def _files_of(directory: Path) -> list[Path]:
-    if files := sorted(directory.glob("*.safetensors")):
-        return files
-    raise DraftRefused(f"there is no .safetensors file in {directory}")
-
-
-def _compare(what: str, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-    """Names the first difference."""
-    for name in sorted(wanted.keys() | found.keys()):
-        if (old := wanted.get(name)) != (new := found.get(name)):
-            raise DraftRefused(
-                f"the {what} of the draft differ from those of the draft that vLLM was started with: "
-                f"{name} is {new}, not {old}"
-            )
 
 
 def _prepare_tied_head(model: Any) -> None:

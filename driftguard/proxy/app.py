@@ -105,7 +105,7 @@ async def running(
         to_upstream = await stack.enter_async_context(_upstream_session(settings))
         stack.callback(metrics.update)  # counts the outcome of the last records
         stack.push_async_callback(sidecar.close, FLUSH_SECONDS)
-        await stack.enter_async_context(_background(upstream.identify(to_upstream)))
+        await stack.enter_async_context(_background(upstream.follow(to_upstream)))
         forwarder = Forwarder(
             settings, upstream, to_upstream, sidecar.send, sidecar.count_unrecorded, metrics
         )

@@ -131,7 +131,7 @@ class Forwarder:
             return self._problem(400, "this proxy only supports requests for a path")
         try:
             course.intake = await take_in(
-                request, target, self._settings, self._upstream.engine, in_flight, course.share
+                request, target, self._settings, self._upstream, in_flight, course.share
             )
             course.asked_at = perf_counter()
             async with await self._asked(request, target, course.intake) as answer:

@@ -16,6 +16,7 @@ from driftguard.proxy.asking import Unreadable, ask, kind_of
 from driftguard.proxy.labels import is_probe
 from driftguard.proxy.recording import NotRecorded, Passage, Reason
 from driftguard.proxy.room import Share
+from driftguard.proxy.upstream import Upstream
 from driftguard.settings import ProxySettings
 
 Body = bytes | AsyncIterator[bytes] | None
@@ -34,7 +35,7 @@ async def take_in(
     request: web.BaseRequest,
     target: str,
     settings: ProxySettings,
-    engine: Engine,
+    upstream: Upstream,
     in_flight: int,
     share: Share,
 ) -> Intake:
@@ -47,7 +48,7 @@ async def take_in(
     kind = kind_of(request.method, path)
     if kind is None:
         return _unread(request, "not_generation")
-    if reason := _reason_not_to_look(request, engine):
+    if reason := _reason_not_to_look(request, upstream.engine):
         return _unread(request, reason)
     text, excess = await read_up_to(request.content, settings.max_inspected_bytes, share)
     if excess:
@@ -55,12 +56,12 @@ async def take_in(
         return Intake(chained([text], rest, share), refusal=NotRecorded(excess))
     started = perf_counter()
     try:
-        asked = ask(kind, engine, text, usage_always=settings.usage_always)
+        asked = ask(kind, upstream.engine, text, usage_always=settings.usage_always)
         if asked.has_several_answers:
             return Intake(text, refusal=NotRecorded("several_answers"))
     except Unreadable:
         return Intake(text, refusal=NotRecorded("malformed_request"))
-    return Intake(asked.body, Passage(asked, request.headers, path, in_flight, started))
+    return Intake(asked.body, Passage(asked, request.headers, path, in_flight, started, upstream.loaded))
 
 
 def _unread(request: web.BaseRequest, reason: Reason) -> Intake:

@@ -60,13 +60,14 @@ class NotRecorded(Exception):
 
 class Passage(msgspec.Struct, frozen=True):
     """One request on its way. `started`: perf_counter(); `concurrency`: requests in flight, including this
-    one."""
+    one; `loaded`: version of the draft that was loaded live by then."""
 
     asked: Asked
     headers: Mapping[str, str]
     path: str
     concurrency: int
     started: float
+    loaded: str | None = None
 
 
 class Recorder:
@@ -138,7 +139,7 @@ class Recorder:
             server=self.server,
             target=settings.target or model or _text(passage.asked.field("model")) or UNKNOWN,
             draft=settings.draft if speculates else NONE,
-            draft_version=settings.draft_version if speculates else NONE,
+            draft_version=(passage.loaded or settings.draft_version) if speculates else NONE,
             method=settings.method,
             segment=_label(settings.segment_from, passage) or DEFAULT_SEGMENT,
             session=_label(settings.session_from, passage),

@@ -1,4 +1,8 @@
-"""Detects the upstream's engine: every serving engine puts its name into `owned_by` of its list of models."""
+"""Detects the upstream's engine: every serving engine puts its name into `owned_by` of its list of models.
+
+SGLang is then asked again and again which draft was loaded into it while it ran: streamed answers of its
+OpenAI API do not tell.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +12,28 @@ from typing import Final
 import aiohttp
 import structlog
 
+from driftguard.adapters.answers import sglang
+from driftguard.adapters.answers.counts import AnswerUnreadable
 from driftguard.adapters.answers.engines import Engine, engine_owning, owner_of
 from driftguard.settings import ProxySettings
 
 _log = structlog.get_logger(__name__)
 
 RETRY_SECONDS: Final = 5.0
+FOLLOW_SECONDS: Final = 1.0
 TIMEOUT: Final = aiohttp.ClientTimeout(total=10.0)
 
 
 class Upstream:
-    """`engine` is "unknown" until it is detected; nothing is added to requests before."""
+    """`engine` is "unknown" until it is detected; nothing is added to requests before.
+
+    `loaded`: version of the draft that was loaded live; None: the one that it was started with serves.
+    """
 
     def __init__(self, settings: ProxySettings) -> None:
         self.url = (settings.upstream or "").rstrip("/").removesuffix("/v1")
         self._models_url = self.url + "/v1/models"
+        self.loaded: str | None = None
         key = settings.upstream_api_key
         self._headers = {"Authorization": f"Bearer {key.get_secret_value()}"} if key else {}
         self.engine: Engine = "unknown" if settings.engine == "auto" else settings.engine
@@ -38,6 +49,38 @@ class Upstream:
         _log.info("upstream", engine=self.engine)
         if self.engine == "driftguard":
             _log.warning("the built-in engine sends records itself (--sidecar): its requests pass unrecorded")
+
+    async def follow(self, session: aiohttp.ClientSession) -> None:
+        """Identifies it, then keeps `loaded` up to date until it refuses to tell."""
+        await self.identify(session)
+        while self.engine == "sglang":
+            try:
+                async with session.get(
+                    self.url + "/model_info", headers=self._headers, timeout=TIMEOUT
+                ) as answer:
+                    content = await answer.read()
+                if 400 <= answer.status < 500:
+                    _log.warning(
+                        "drafts that are loaded live keep the draft version of the settings in records; if "
+                        "the upstream needs a key, set proxy.upstream_api_key",
+                        path="/model_info",
+                        status=answer.status,
+                    )
+                    return
+                if answer.ok:
+                    self._note(sglang.weight_version_in(content))
+            except (aiohttp.ClientError, TimeoutError, OSError, AnswerUnreadable) as error:
+                _log.debug("the upstream does not tell its weight version", error=str(error))
+            await asyncio.sleep(FOLLOW_SECONDS)
+
+    def _note(self, version: str) -> None:
+        if version.startswith(sglang.LOADING):
+            return
+        is_loaded = version.startswith(sglang.LOADED)
+        found = version.removeprefix(sglang.LOADED) if is_loaded else None
+        if found != self.loaded:
+            _log.info("another draft serves", draft_version=found or "as in the settings")
+        self.loaded = found
 
     async def _ask(self, session: aiohttp.ClientSession) -> Engine:
         async with session.get(self._models_url, headers=self._headers, timeout=TIMEOUT) as answer:

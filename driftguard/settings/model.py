@@ -151,9 +151,10 @@ class EngineSettings(_Group):
     update_url: str | None = Field(
         None,
         pattern=URL_PATTERN,
-        description="Base URL of a vLLM that loads a draft without a restart; only without admin_url. Its "
-        "development routes must be reachable there, and nowhere else.",
+        description="Base URL of a vLLM or an SGLang that loads a draft without a restart; only without "
+        "admin_url. Its routes that exchange weights must be reachable there, and nowhere else.",
     )
+    update_engine: Literal["vllm", "sglang"] = Field("vllm", description="What is at update_url.")
     api_key: SecretStr | None = Field(None, description="Key for admin_url or update_url, if it needs one.")
     target_directory: Path | None = Field(
         None, description="Target's model directory on this machine; only without admin_url."
@@ -179,6 +180,8 @@ class EngineSettings(_Group):
 
     @model_validator(mode="after")
     def _is_reached_one_way(self) -> Self:
+        if self.update_engine == "sglang" and self.update_url is None:
+            raise ValueError("update_engine: needs an update_url")
         described: dict[str, object] = {
             "target_directory": self.target_directory,
             "draft_directory": self.draft_directory,

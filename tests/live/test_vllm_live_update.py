@@ -22,8 +22,8 @@ from safetensors.torch import load_file, save_file
 
 from driftguard.records import AcceptanceRecord
 from driftguard.retraining.engines.engine_admin import EngineRefused
-from driftguard.retraining.engines.live_update import LiveUpdate
 from driftguard.retraining.engines.order import Order
+from driftguard.retraining.engines.vllm_update import VllmUpdate
 from driftguard.retraining.training.checksums import digest_of_list
 from tests.alerting.http_receiver import wait_until
 from tests.live import clients
@@ -106,7 +106,7 @@ def paused(vllm: Engine) -> Any:
 def test_a_draft_is_loaded_and_taken_back_and_the_text_stays_the_same(
     vllm: Engine, beside: Sidecar, tmp_path: Path
 ) -> None:
-    live, noisy = LiveUpdate(vllm.url, None, 60.0), copy_of(DRAFT, tmp_path / "noisy", "noise")
+    live, noisy = VllmUpdate(vllm.url, None, 60.0), copy_of(DRAFT, tmp_path / "noisy", "noise")
     texts, first = greedy(vllm, beside)
     began = time.monotonic()
     live.replace(order(noisy, "v2", DRAFT, "v1"), digest_of_list(noisy))
@@ -129,7 +129,7 @@ def test_it_accepts_what_a_server_accepts_that_was_started_with_the_draft(
     vllm: Engine, beside: Sidecar, tmp_path: Path
 ) -> None:
     """All of it was loaded: tied weights, and what vLLM packs for a CPU."""
-    live, noisy = LiveUpdate(vllm.url, None, 60.0), copy_of(DRAFT, tmp_path / "noisy", "noise")
+    live, noisy = VllmUpdate(vllm.url, None, 60.0), copy_of(DRAFT, tmp_path / "noisy", "noise")
     live.replace(order(noisy, "v2", DRAFT, "v1"), digest_of_list(noisy))
     loaded = greedy(vllm, beside)
     live.replace(order(DRAFT, "v1", noisy, "v2"), None)
@@ -148,7 +148,7 @@ def test_it_accepts_what_a_server_accepts_that_was_started_with_the_draft(
 def test_what_does_not_fit_is_refused_and_the_draft_serves_on(
     vllm: Engine, beside: Sidecar, tmp_path: Path, damage: str, reason: str
 ) -> None:
-    live, wrong = LiveUpdate(vllm.url, None, 60.0), copy_of(DRAFT, tmp_path / "wrong", damage)
+    live, wrong = VllmUpdate(vllm.url, None, 60.0), copy_of(DRAFT, tmp_path / "wrong", damage)
     if damage == "half a file":
         content = (wrong / "model.safetensors").read_bytes()
         (wrong / "model.safetensors").write_bytes(content[: len(content) // 2])
@@ -164,7 +164,7 @@ def test_what_does_not_fit_is_refused_and_the_draft_serves_on(
 
 def test_requests_go_on_while_drafts_are_loaded(vllm: Engine, beside: Sidecar, tmp_path: Path) -> None:
     """Under way they are of the draft that they began with, and end with the text that they have alone."""
-    live, noisy = LiveUpdate(vllm.url, None, 60.0), copy_of(DRAFT, tmp_path / "noisy", "noise")
+    live, noisy = VllmUpdate(vllm.url, None, 60.0), copy_of(DRAFT, tmp_path / "noisy", "noise")
 
     def long(text: str) -> Any:
         asked = clients.client(vllm.url, "long")
@@ -193,13 +193,13 @@ def test_requests_go_on_while_drafts_are_loaded(vllm: Engine, beside: Sidecar, t
 
 
 def test_a_session_that_was_left_and_a_pause_are_recovered_from(vllm: Engine, tmp_path: Path) -> None:
-    live, noisy = LiveUpdate(vllm.url, None, 60.0), copy_of(DRAFT, tmp_path / "noisy", "noise")
+    live, noisy = VllmUpdate(vllm.url, None, 60.0), copy_of(DRAFT, tmp_path / "noisy", "noise")
     httpx.post(f"{vllm.url}/start_draft_weight_update").raise_for_status()
     told = {"update_info": {"directory": str(noisy)}}
     httpx.post(f"{vllm.url}/update_weights", json=told).raise_for_status()
     httpx.post(f"{vllm.url}/pause?mode=keep").raise_for_status()
     assert paused(vllm)
-    live.recover()
+    live.recover("v2")
     assert (paused(vllm), live.version()) == (False, "v1")
     live.replace(order(DRAFT, "v1", DRAFT, "v1"), None)
     clients.completion(vllm.url, "import os\n", random.Random(1))

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from driftguard.retraining.engines.live_update import LiveUpdate, NotOffered
+from driftguard.retraining.engines.live_update import NotOffered
+from driftguard.retraining.engines.vllm_update import VllmUpdate
 from tests.alerting.http_receiver import wait_until
 from tests.live import clients
 from tests.live.processes import Sidecar, of_all, sidecar
@@ -123,7 +124,7 @@ def test_requests_are_answered_while_the_sidecar_is_away(vllm: Engine, beside: S
 
 def test_without_development_mode_no_draft_is_loaded_live(vllm: Engine) -> None:
     with pytest.raises(NotOffered, match="answered /is_paused with 404"):
-        LiveUpdate(vllm.url, None, 60.0).replace(order(DRAFT, "v2", DRAFT, "v1"), None)
+        VllmUpdate(vllm.url, None, 60.0).replace(order(DRAFT, "v2", DRAFT, "v1"), None)
 
 
 def segments(beside: Sidecar) -> Counter[str]:

@@ -95,21 +95,28 @@ async def served(handler: Handler) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
+async def not_found(_: web.BaseRequest) -> web.StreamResponse:
+    return web.json_response({"detail": "Not Found"}, status=404)
+
+
 @asynccontextmanager
 async def proxied(
     handler: Handler,
     owned_by: str = "",
     linger_seconds: float = 0.01,
     limits: ConnectionLimits | None = None,
+    model_info: Handler = not_found,
     **settings: Any,
 ) -> AsyncIterator[Setup]:
-    """Records wait for `linger_seconds` for more before they are sent."""
+    """Records wait for `linger_seconds` for more before they are sent. `model_info`: of an SGLang."""
     seen: list[Seen] = []
     sidecar = Sidecar()
 
     async def engine(request: web.BaseRequest) -> web.StreamResponse:
         if request.path == "/v1/models":
             return web.json_response({"data": [{"id": "m", "owned_by": owned_by}]})
+        if request.path == "/model_info":
+            return await model_info(request)
         body = await request.read()
         seen.append(Seen(request.method, request.raw_path, dict(request.headers), body))
         return await handler(request)

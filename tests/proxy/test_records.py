@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
 
+from driftguard.proxy import upstream
 from driftguard.records import PROBE_SEGMENT
 from tests.alerting.http_receiver import wait_until
 from tests.proxy.engines import COMPACT, Json, sglang, triton, vllm
@@ -214,6 +215,44 @@ def test_the_upstream_is_asked_what_it_is(owner: str, told: str) -> None:
 
     with capture_logs() as logs:
         asyncio.run(scenario())
+
+
+def test_records_follow_a_draft_that_was_loaded_into_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request counts for the draft that it began with. Other weight versions are the target's."""
+    monkeypatch.setattr(upstream, "FOLLOW_SECONDS", 0.01)
+    told, asked, began, may_end = ["rl-step-7"], asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def model_info(_: web.BaseRequest) -> web.StreamResponse:
+        asked.set()
+        return web.json_response({"weight_version": told[0]}, status=500 if told[0] == "down" else 200)
+
+    async def engine(request: web.BaseRequest) -> web.StreamResponse:
+        if b"slow" in await request.read():
+            began.set()
+            await may_end.wait()
+        return await answering(sglang)(request)
+
+    async def tells(version: str) -> None:
+        told[0] = version
+        for _ in range(2):  # the question under way may get the answer before
+            asked.clear()
+            await asked.wait()
+
+    async def scenario() -> list[str]:
+        async with proxied(engine, model_info=model_info, engine="sglang", draft_version="v1") as setup:
+            await tells("rl-step-7")
+            await _ask(setup, CHAT)
+            await tells("driftguard:v2")
+            slow = asyncio.create_task(_ask(setup, CHAT | {"user": "slow"}))
+            await began.wait()
+            for version in ("driftguard-loading:v3", "down", "default"):
+                await tells(version)
+                await _ask(setup, CHAT)
+            may_end.set()
+            await slow
+            return [record.draft_version for record in await setup.sidecar.wait_for(5)]
+
+    assert asyncio.run(scenario()) == ["v1", "v2", "v2", "v1", "v2"]
 
 
 def test_nothing_that_is_said_leaves_the_proxy(capfd: pytest.CaptureFixture[str]) -> None:

@@ -26,7 +26,7 @@ SERVER = "engine-1"
 
 
 def restarted_settings(data_dir: Path, target: Path, draft: Path, **retraining: object) -> Settings:
-    """As world.make_settings, without an admin API; update_url is the engine's."""
+    """As world.make_settings, without an admin API; update_url and update_engine are the engine's."""
     engine = EngineSettings.model_validate(
         {
             "server": SERVER,
@@ -34,6 +34,7 @@ def restarted_settings(data_dir: Path, target: Path, draft: Path, **retraining: 
             "draft_directory": draft,
             "num_speculative_tokens": 4,
             "update_url": retraining.pop("update_url", None),
+            "update_engine": retraining.pop("update_engine", "vllm"),
         }
     )
     rules = {"steps": 60, "threads": 1, "maximum_regression": 0.05, "aim_requests": 128, **retraining}
@@ -75,10 +76,10 @@ def promote(database: Database, settings: Settings, run_id: UUID, incident_id: U
 
 
 def main(arguments: Sequence[str]) -> int:
-    """A process to be killed: DATABASE_URL DATA_DIR COMMAND RUN_ID [UPDATE_URL]."""
+    """A process to be killed: DATABASE_URL DATA_DIR COMMAND RUN_ID [UPDATE_URL UPDATE_ENGINE]."""
     url, data_dir, command, run_id, *more = arguments
-    models, live = Path(data_dir), more[0] if more else None
-    settings = restarted_settings(models, models, models, update_url=live, promote_command=[command])
+    models, live = Path(data_dir), dict(zip(("update_url", "update_engine"), more, strict=False))
+    settings = restarted_settings(models, models, models, **live, promote_command=[command])
     return promote(Database.open(url), settings, UUID(run_id), None).exit_code
 
 

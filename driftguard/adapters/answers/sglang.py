@@ -14,6 +14,9 @@ from driftguard.adapters.answers.openai import Usage
 REQUEST_FIELD: Final = "return_spec_tokens_details"
 EXTENSION: Final = "sglext"
 DETAILS: Final = "spec_tokens_details"
+# Weight versions that a live update sets, with the draft's version behind them.
+LOADED: Final = "driftguard:"
+LOADING: Final = "driftguard-loading:"
 
 
 class _Details(msgspec.Struct, frozen=True):
@@ -33,6 +36,10 @@ class _Extension(msgspec.Struct, frozen=True):
     spec_tokens_details: _Details | None = None
 
 
+class _ModelInfo(msgspec.Struct, frozen=True):
+    weight_version: str | None = None
+
+
 class _Answer(msgspec.Struct, frozen=True):
     usage: Usage | None = None
     sglext: _Extension | None = None
@@ -50,6 +57,11 @@ def counts_in(answer: bytes) -> AnswerCounts | None:
     usage = found.usage or Usage()
     details = found.sglext.spec_tokens_details
     return _counts(details, usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+
+
+def weight_version_in(model_info: bytes) -> str:
+    """Of an answer of /model_info; "" if it has none. Raises AnswerUnreadable."""
+    return decoded(model_info, _ModelInfo).weight_version or ""
 
 
 def _counts(

@@ -12,6 +12,8 @@ from driftguard.retraining.engines import command, webhook
 from driftguard.retraining.engines.engine_admin import EngineDraft, EngineInfo, EngineRefused
 from driftguard.retraining.engines.live_update import LiveUpdate
 from driftguard.retraining.engines.order import Order, Reply
+from driftguard.retraining.engines.sglang_update import SglangUpdate
+from driftguard.retraining.engines.vllm_update import VllmUpdate
 from driftguard.settings import EngineSettings, RetrainingSettings
 from driftguard.store import drafts, retrain_runs, source_activity
 from driftguard.store.database import Database
@@ -33,10 +35,7 @@ class RestartedEngine:
         self._database = database
         self._engine = engine
         self.rules = rules
-        self.live = None
-        if engine.update_url is not None:
-            key = engine.api_key.get_secret_value() if engine.api_key else None
-            self.live = LiveUpdate(engine.update_url, key, rules.promote_timeout_seconds)
+        self.live = _live_update(engine, rules)
         self._should_stop = should_stop
 
     def info(self) -> EngineInfo:
@@ -106,3 +105,12 @@ class RestartedEngine:
 
     def _resolved(self) -> Path:
         return (self._engine.draft_directory or Path()).expanduser().resolve()
+
+
+def _live_update(engine: EngineSettings, rules: RetrainingSettings) -> LiveUpdate | None:
+    if engine.update_url is None:
+        return None
+    key = engine.api_key.get_secret_value() if engine.api_key else None
+    if engine.update_engine == "sglang":
+        return SglangUpdate(engine.update_url, key)
+    return VllmUpdate(engine.update_url, key, rules.promote_timeout_seconds)

@@ -147,21 +147,33 @@ def _update_again(
     if engine.live is None:
         _store(database, run.id, state, replace(asked, live="no"))
         raise EngineRefused(f"{run.server} may be paused, and engines.update_url is no longer set")
-    engine.live.recover()
+    refusal = engine.live.recover(asked.version)
     if info.draft.version == asked.version:  # its records came before this process could note that it is done
         _store(database, run.id, state, replace(asked, live="done"))
         return
+    if refusal is None:
+        refusal = _order_again(database, engine, info, run, state)
+    else:
+        log.error("it is not updated again", run=str(run.id), reason=refusal)
+        _store(database, run.id, state, replace(asked, live="no"))
+    if refusal is not None and state == "rolling_out":
+        with database.session() as session:
+            now = datetime.now(UTC)
+            retrain_runs.end(session, run.id, "failed", refusal, now)
+            incident_notes.end_mitigation(session, run.incident_id, refusal, now)
+
+
+def _order_again(
+    database: Database, engine: RestartedEngine, info: EngineInfo, run: RetrainRun, state: _Rolling
+) -> str | None:
+    """Why it was refused; None: it was not. Raises as `_give`."""
+    asked = retrain_runs.rollout_of(run)
     with database.session() as session:
         wanted = drafts.find(session, run.server, run.target, asked.version)
     order = _order(
         "promote" if state == "rolling_out" else "roll_back", run, asked.version, wanted, info.draft
     )
-    reply = _give(database, engine, order, state, asked.reason)
-    if reply.refusal is not None and state == "rolling_out":
-        with database.session() as session:
-            now = datetime.now(UTC)
-            retrain_runs.end(session, run.id, "failed", reply.refusal, now)
-            incident_notes.end_mitigation(session, run.incident_id, reply.refusal, now)
+    return _give(database, engine, order, state, asked.reason).refusal
 
 
 def under_way(session: Session, info: EngineInfo) -> str | None:

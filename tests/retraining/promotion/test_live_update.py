@@ -14,7 +14,8 @@ import pytest
 
 from driftguard.retraining.engines import live_update
 from driftguard.retraining.engines.engine_admin import EngineRefused
-from driftguard.retraining.engines.live_update import LiveUpdate, MayBePaused
+from driftguard.retraining.engines.live_update import MayBePaused
+from driftguard.retraining.engines.vllm_update import VllmUpdate
 from driftguard.retraining.promotion.rollback import roll_back
 from driftguard.settings import Settings
 from driftguard.store import retrain_runs
@@ -85,8 +86,8 @@ def test_one_fault_at_any_step(live: Live, monkeypatch: pytest.MonkeyPatch, step
     """The server goes on with one whole draft, and the run says with which."""
     settings = live.settings(promote_timeout_seconds=1.0 if fault == "hang" else 60.0)
     if fault == "hang":
-        monkeypatch.setattr(live_update, "_ANSWER_SECONDS", 1.0)
-        monkeypatch.setattr(live_update, "_LOAD_SECONDS", 1.0)
+        monkeypatch.setattr(live_update, "ANSWER_SECONDS", 1.0)
+        monkeypatch.setattr(live_update, "LOAD_SECONDS", 1.0)
     made = passed_the_gate(live.database, settings)
     live.vllm.faults[step] = fault, 1
     outcome = promote(live.database, settings, made.id, made.incident_id)
@@ -127,7 +128,7 @@ def test_a_server_that_is_not_resumed_is_tried_until_it_is(live: Live) -> None:
     live.vllm.faults["/resume"] = "drop", 12
     outcome = promote(live.database, settings, made.id, made.incident_id)
     assert (outcome.state, live.vllm.is_paused) == ("failed", True)
-    assert "may be paused, and POST /resume fails" in (live.run(made.id).reason or "")
+    assert "may be paused, and cannot be resumed" in (live.run(made.id).reason or "")
     assert live.run(made.id).state == "rolling_out"
     assert live.unsettled(settings) == [SERVER]
     with pytest.raises(MayBePaused):
@@ -282,5 +283,5 @@ def test_a_server_that_no_longer_says_what_it_serves_blocks_nothing(live: Live) 
 
 def test_no_password_is_told() -> None:
     with pytest.raises(EngineRefused, match="9 does not answer /weight_info") as caught:
-        LiveUpdate("http://user:hunter2@127.0.0.1:9", "secret-key", 1.0).version()
+        VllmUpdate("http://user:hunter2@127.0.0.1:9", "secret-key", 1.0).version()
     assert "hunter2" not in caught.value.detail
