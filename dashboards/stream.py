@@ -327,4 +327,17 @@ def _server() -> list[Panel]:
             (promql.age(since), "{{draft_version}}"),
             unit="s",
         ),
+        panels.lines(
+            "Answered and not recorded",
+            "Part of the server's answered requests of the last 24 hours of which there is no record, by "
+            "reason. Empty if all are recorded.",
+            (
+                promql.gauge(
+                    "driftguard_unrecorded_requests_ratio", is_("server", "$server"), by=("reason",)
+                ),
+                "{{reason}}",
+            ),
+            unit="percentunit",
+            width=24,
+        ),
     ]

@@ -20,10 +20,11 @@ from driftguard.detection import DetectorConfig
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.pipeline.look_around import LookAround
+from driftguard.records import UnrecordedRequests
 from driftguard.records.documents.cost import Choice, Interval, LoadSpeedup, Speed
 from driftguard.records.documents.retraining_run import Costs, GateRules, RunNumbers
 from driftguard.retraining.training.gate import GroupScores, decide
-from driftguard.store import drafts, stream_costs, streams
+from driftguard.store import drafts, stream_costs, streams, unrecorded_requests
 from driftguard.store.database import Database
 from driftguard.store.tables import RetrainRun
 from tests.engine.server.fake_engine import FakeEngine
@@ -64,7 +65,7 @@ def exposed(exposition: Callable[[], bytes]) -> Iterator[str]:
 
 class MendedSidecar:
     """A server whose draft was replaced after a retraining that passed the gate; an earlier candidate was
-    rejected."""
+    rejected. Not all of its requests are recorded."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -75,6 +76,7 @@ class MendedSidecar:
         store(database, self._random.draw(100, GOOD))
         self._retrained()
         self._measured()
+        self._not_recorded()
 
     def go_on(self) -> None:
         """One more run ends, and everything else goes on."""
@@ -142,6 +144,15 @@ class MendedSidecar:
         with self._database.session() as session:
             (stream,) = streams.all_streams(session)
             stream_costs.store(session, stream.id, msgspec.to_builtins(cost), datetime.now(UTC))
+
+    def _not_recorded(self) -> None:
+        now = datetime.now(UTC)
+        hour = now.replace(minute=0, second=0, microsecond=0)
+        count = UnrecordedRequests(
+            hour=hour, server=PLACE["server"], reason="stop_string", reporter=uuid4(), requests=30
+        )
+        with self._database.session() as session:
+            unrecorded_requests.store(session, [count], 10, now)
 
 
 class ServingEngine:

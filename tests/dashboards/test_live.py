@@ -45,6 +45,7 @@ NOT_DRIFTED = {
     ("driftguard-stream", "Condition at the newest scrape"),
     ("driftguard-stream", "Time since the last good scrape"),
     ("driftguard-stream", "Age of the draft in service"),
+    ("driftguard-stream", "Answered and not recorded"),
 }
 NOT_MARKED = {
     ("driftguard-fleet", "Drafts put into service"),
