@@ -29,7 +29,7 @@ class Rate:
     """sum(accepted) / sum(drafted) of n requests, or sessions, with its standard error: see `rate_of`."""
 
     requests: int
-    drafted: int
+    drafted: float
     rate: float
     error: float
 
@@ -62,7 +62,7 @@ class Difference:
         return farthest >= share * abs(move)
 
 
-def rate_of(counts: Iterable[tuple[int, int]]) -> Rate | None:
+def rate_of(counts: Iterable[tuple[float, float]]) -> Rate | None:
     """Of (drafted, accepted) pairs; None where nothing was drafted.
 
     Formula: r = sum a / sum d with the linearised standard error of a ratio of sums,

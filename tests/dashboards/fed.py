@@ -23,7 +23,7 @@ from driftguard.pipeline.look_around import LookAround
 from driftguard.records import UnrecordedRequests
 from driftguard.records.documents.cost import Choice, Interval, LoadSpeedup, Speed
 from driftguard.records.documents.retraining_run import Costs, GateRules, RunNumbers
-from driftguard.retraining.training.gate import GroupScores, decide
+from driftguard.retraining.training.gate import DraftScores, GroupScores, decide
 from driftguard.store import drafts, stream_costs, streams, unrecorded_requests
 from driftguard.store.database import Database
 from driftguard.store.tables import RetrainRun
@@ -33,6 +33,10 @@ from tests.pipeline.traffic import Traffic, store
 
 GOOD = {"code": 0.75, "german": 0.7}
 PLACE = {"server": "chat", "target": "target"}
+
+
+def scores(kept: float) -> DraftScores:
+    return DraftScores([kept, kept + 0.1] * 20, [100.0] * 40, [80.0 * kept] * 40, 2_000.0)
 
 
 @contextmanager
@@ -105,8 +109,8 @@ class MendedSidecar:
 
     def _retrained(self) -> None:
         groups = [
-            GroupScores("german", True, [0.4, 0.5] * 20, [0.6, 0.7] * 20, 4_000, 2.0, 3.0),
-            GroupScores("code", False, [0.7, 0.8] * 20, [0.7, 0.8] * 20, 4_000, 3.0, 3.0),
+            GroupScores("german", True, 4_000, scores(0.4), scores(0.6)),
+            GroupScores("code", False, 4_000, scores(0.7), scores(0.7)),
         ]
         decision = decide(groups, Costs(4, 0.01, 0.001, 0.001), GateRules(0.02, 0.02))
         assert decision.promote, decision.reason

@@ -15,7 +15,7 @@ from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.pipeline.look_around import LookAround
 from driftguard.records.documents.cost import Choice, Interval, Speed
 from driftguard.records.documents.retraining_run import Costs, Decision, GateRules, RunNumbers
-from driftguard.retraining.training.gate import GroupScores, decide
+from driftguard.retraining.training.gate import DraftScores, GroupScores, decide
 from driftguard.store import drafts, retrain_runs, stream_costs, streams
 from driftguard.store.database import Database
 from driftguard.store.tables import RetrainRun
@@ -67,13 +67,17 @@ def serve(database: Database, version: str, at: datetime, former: drafts.DraftSt
         )
 
 
+def scores(kept: float, noise: list[float], accepted: float) -> DraftScores:
+    return DraftScores([kept + x for x in noise], [100.0] * len(noise), [accepted] * len(noise), 2_000.0)
+
+
 def decided(german: float, code: float) -> Decision:
     """A candidate of which so many single draft tokens are kept, where it is .5 and .8 of the draft in
-    service. A step emits 2 tokens of german, and 3 with the candidate: .25 and .5 accepted of K = 4."""
+    service. Of 100 draft tokens of a request of german 25 are accepted, and 50 with the candidate."""
     noise = [-0.05, 0.05] * 20
     groups = [
-        GroupScores("german", True, [0.5 + x for x in noise], [german - x for x in noise], 4_000, 2.0, 3.0),
-        GroupScores("code", False, [0.8 + x for x in noise], [code + x for x in noise], 4_000, 3.0, 3.0),
+        GroupScores("german", True, 4_000, scores(0.5, noise, 25.0), scores(german, noise[::-1], 50.0)),
+        GroupScores("code", False, 4_000, scores(0.8, noise, 50.0), scores(code, noise, 50.0)),
     ]
     return decide(groups, Costs(4, 0.01, 0.001, 0.001), GateRules(0.02, 0.02))
 

@@ -1,14 +1,15 @@
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 import pytest
 import torch
 from driftguard_training.acceptance import distillation_loss, distribution
-from driftguard_training.evaluate import ExpectedCounts, evaluate, expected_counts
+from driftguard_training.evaluate import evaluate
+from driftguard_training.model_directories import load_model
+from driftguard_training.serving import Expected, score_batch
 from driftguard_training.settings import AcceptanceRule, EvaluateSettings
-from driftguard_training.traffic import TrafficRequest, read_traffic
+from driftguard_training.traffic import ServedRequest, TrafficRequest, read_traffic
 
 from tests.training.small_models import CONTEXT_TOKENS, save_directory, small_model, write_traffic
 
@@ -34,6 +35,17 @@ def _brute_force(
         q = _next_token_law(draft, context, 0.0 if rule == "match" else temperature)
         found.append(sum(q[v] * min(1.0, p[v] / q[v]) for v in range(len(p)) if q[v] > 0))
     return found
+
+
+def _counts(
+    target: Path, draft: str, requests: list[TrafficRequest], temperature: float, rule: str
+) -> list[Expected]:
+    served = [
+        ServedRequest(one.segment, one.prompt_token_ids, one.output_token_ids, temperature, 3)
+        for one in requests
+    ]
+    scores = score_batch(load_model(target, "target"), load_model(Path(draft), "draft"), served)
+    return [getattr(score, rule) for score in scores]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
@@ -62,18 +74,17 @@ def test_evaluated_acceptance_is_the_enumerated_one(
     for measured, draft in zip(report["drafts"], drafts, strict=True):  # type: ignore[call-overload]
         assert [segment["segment"] for segment in measured["segments"]] == ["a", "b"]
         for segment in measured["segments"]:
-            rates = [
-                _brute_force(target, draft, request, temperature, rule)
-                for request in requests
-                if request.segment == segment["segment"]
-            ]
-            counts = [_enumerated(rate, 3) for rate in rates]
+            own = [request for request in requests if request.segment == segment["segment"]]
+            rates = [_brute_force(target, draft, request, temperature, rule) for request in own]
             means = [sum(rate) / len(rate) for rate in rates]
-            assert segment["per_request"] == pytest.approx(means, abs=1e-5)
+            assert segment["kept"] == pytest.approx(means, abs=1e-5)
             assert segment["requests"] == 3
             assert segment["positions"] == 3 * (4 if segment["segment"] == "a" else 9)
-            ratio = sum(one.accepted for one in counts) / sum(one.drafted for one in counts)
-            assert segment["acceptance"] == pytest.approx(ratio, abs=1e-5)
+            # That these counts are a server's is shown in test_serving.
+            counts = _counts(directories[0].parent / "target", measured["directory"], own, temperature, rule)
+            for name in ("drafted", "accepted"):
+                expected = [getattr(one, name) for one in counts]
+                assert segment[name] == pytest.approx(expected, abs=1e-5)
         assert measured["seconds_per_draft_token"] > 0
 
 
@@ -84,36 +95,18 @@ def test_a_draft_equal_to_the_target_is_always_accepted(tmp_path: Path) -> None:
     report = evaluate(EvaluateSettings(directory, (directory,), traffic, 4))
     segment = report["drafts"][0]["segments"][0]  # type: ignore[index]
     assert segment["acceptance"] == pytest.approx(1, abs=1e-5)
-    assert segment["expected_emitted_per_step"] == pytest.approx(5, abs=1e-3)
+    assert segment["positions"] / segment["steps"] == pytest.approx(5, abs=1e-3)
 
 
-def _enumerated(rates: list[float], k: int) -> ExpectedCounts:
-    """Over all ways in which draft tokens may be kept."""
-    total = [0.0, 0.0, 0.0]
-    for kept in itertools.product([True, False], repeat=len(rates)):  # would position t be accepted?
-        probability = 1.0
-        for rate, keep in zip(rates, kept, strict=True):
-            probability *= rate if keep else 1 - rate
-        position = 0
-        while position < len(rates):
-            drafted = min(k, len(rates) - position)
-            accepted = 0
-            while accepted < drafted and kept[position + accepted]:
-                accepted += 1
-            position += accepted + 1
-            total = [old + probability * new for old, new in zip(total, (1, drafted, accepted), strict=True)]
-    return ExpectedCounts(*total)
-
-
-@pytest.mark.parametrize("k", [1, 2, 4])
-def test_expected_counts_are_the_enumerated_ones(k: int) -> None:
-    rates = [0.9, 0.2, 0.6, 0.5, 0.8]
-    assert expected_counts(rates, k) == pytest.approx(_enumerated(rates, k))
-
-
-def test_expected_counts_at_the_extremes() -> None:
-    assert expected_counts([0.0] * 12, 4) == pytest.approx((12, 4 * 9 + 3 + 2 + 1, 0))
-    assert expected_counts([1.0] * 12, 3) == pytest.approx((3, 9, 9))
+def test_where_nothing_is_drafted_no_acceptance_is_expected(tmp_path: Path) -> None:
+    """An answer of one token leaves no room for a draft."""
+    target = small_model(1)
+    directory = save_directory(tmp_path / "target", target)
+    traffic = write_traffic(tmp_path / "traffic.jsonl", target, requests=4, seed=1, output_tokens=1)
+    report = evaluate(EvaluateSettings(directory, (directory,), traffic, 4))
+    segment = report["drafts"][0]["segments"][0]  # type: ignore[index]
+    assert segment["acceptance"] is None
+    assert segment["drafted"] == [0, 0, 0, 0]
 
 
 def test_losses_vanish_only_when_the_distributions_agree() -> None:

@@ -21,8 +21,10 @@ from driftguard_engine.engine import Engine
 from driftguard_training.acceptance import distribution
 from driftguard_training.corpus import prompts
 from driftguard_training.errors import BadTraffic
+from driftguard_training.evaluate import evaluate
 from driftguard_training.model_directories import load_model
 from driftguard_training.serving import Expected, Score, score_answer, score_batch, walk
+from driftguard_training.settings import EvaluateSettings
 from driftguard_training.traffic import ServedRequest, read_served
 
 from tests.benchmarks.diagnosis.engine_figures import BUNDLED, changed, rounded
@@ -321,6 +323,24 @@ def gaps(requests: list[FinishedRequest]) -> list[tuple[float, float]]:
         )
         for one, score in zip(requests, found, strict=True)
     ]
+
+
+def test_the_acceptance_that_is_evaluated_is_what_the_engine_counts(tmp_path: Path) -> None:
+    finished, traffic = served(BUNDLED / "draft", 0.0), tmp_path / "traffic.jsonl"
+    with traffic.open("w") as file:
+        for one in finished:
+            tokens = {
+                "prompt_token_ids": one.request.prompt_token_ids,
+                "output_token_ids": one.output_token_ids,
+            }
+            print(json.dumps({"segment": "", **tokens}), file=file)
+    report = evaluate(EvaluateSettings(BUNDLED / "target", (BUNDLED / "draft",), traffic, 4, 0.0))
+    (segment,) = report["drafts"][0]["segments"]  # type: ignore[index]
+    drafted, accepted, steps = (
+        sum(getattr(one.counts, name) for one in finished) for name in ("drafted", "accepted", "steps")
+    )
+    assert segment["acceptance"] == pytest.approx(accepted / drafted)
+    assert segment["steps"] == pytest.approx(steps)
 
 
 def test_the_engine_accepts_what_its_models_account_for() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -43,8 +44,9 @@ class GateRules:
 class Comparison:
     """Paired comparison of one group. parent, candidate: parts of single draft tokens that the target keeps,
     means over requests; difference: of the two, with one-sided bounds. accepted_parent, accepted_candidate:
-    accepted per draft token at the K in use, which is what records hold and pages call acceptance, as these
-    parts predict it; None of a run of an earlier version."""
+    accepted per draft token at the K in use, which is what records hold and pages call acceptance, as
+    expected by these requests; accepted_margin: half the width of the 95% interval of accepted_candidate.
+    None where nothing is drafted, or of a run of an earlier version."""
 
     group: str
     changed: bool
@@ -56,6 +58,20 @@ class Comparison:
     upper: float
     accepted_parent: float | None = None
     accepted_candidate: float | None = None
+    accepted_margin: float | None = None
+
+    def expected_range(self, live_requests: float = math.inf) -> tuple[float, float] | None:
+        """The 95% interval of accepted_candidate; or with `live_requests`, the one in which the acceptance of
+        so many requests of the same traffic lies. None where it is not known.
+
+        Formula: accepted_candidate -/+ accepted_margin * sqrt(1 + requests / live_requests). Assumption: live
+        requests differ among each other as the held-out ones do.
+        Source: Hahn, Meeker, Statistical Intervals (1991), chapter 4, of the mean of m future observations.
+        """
+        if self.accepted_candidate is None or self.accepted_margin is None:
+            return None
+        half = self.accepted_margin * math.sqrt(1.0 + self.requests / live_requests)
+        return max(self.accepted_candidate - half, 0.0), min(self.accepted_candidate + half, 1.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from driftguard.records.documents.retraining_run import Costs
-from driftguard.retraining.training.gate import GroupScores
+from driftguard.retraining.training.gate import DraftScores, GroupScores
 from driftguard.retraining.training.process import TrainingFailed
 
 _NOT_ARCHITECTURE = frozenset({"_name_or_path", "transformers_version"})
@@ -23,8 +23,14 @@ _NOT_ARCHITECTURE = frozenset({"_name_or_path", "transformers_version"})
 class _Segment(msgspec.Struct, frozen=True):
     segment: str
     positions: int
-    expected_emitted_per_step: float
-    per_request: list[float]
+    steps: float
+    kept: list[float]
+    drafted: list[float]
+    accepted: list[float]
+
+    @property
+    def scores(self) -> DraftScores:
+        return DraftScores(self.kept, self.drafted, self.accepted, self.steps)
 
 
 class _Draft(msgspec.Struct, frozen=True):
@@ -64,9 +70,7 @@ def _scores(parent: _Segment, candidate: _Segment) -> GroupScores:
     return GroupScores(
         group=parent.segment,
         changed=parent.segment.startswith("changed:"),
-        parent=parent.per_request,
-        candidate=candidate.per_request,
         positions=parent.positions,
-        parent_emitted_per_step=parent.expected_emitted_per_step,
-        candidate_emitted_per_step=candidate.expected_emitted_per_step,
+        parent=parent.scores,
+        candidate=candidate.scores,
     )

@@ -18,6 +18,10 @@ Promote when all of these hold:
    above those of the draft in service on the changed groups, and on all of them not by more than
    TIMING_NOISE.
 
+Acceptance as records count it, accepted per draft token at the K in use, is told beside these tests: what a
+server would accept for the held-out answers / what it would draft (driftguard_training.serving), with the 95%
+interval of a ratio of sums over requests (`comparisons.rate_of`, Student).
+
 Guarantee: if the candidate in truth loses more than maximum_regression in at least one tested group, or
 gains nothing in the changed ones, it is promoted with probability at most alpha. No correction for the
 number of groups is needed, because promotion asks every test to pass (an intersection-union test: Berger,
@@ -29,12 +33,14 @@ one conversation are not; captures carry no session), and n is large enough for 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import stdtrit
 
+from driftguard.diagnosis.comparisons import Rate, rate_of
+from driftguard.records.documents.acceptance import from_to
 from driftguard.records.documents.retraining_run import Comparison, Costs, Decision, GateRules
 
 TIMING_NOISE = 0.05  # relative; medians of repeated forward passes differ by this much between runs
@@ -42,23 +48,40 @@ SMALL_GROUPS = "small groups together"
 
 
 @dataclass(frozen=True, slots=True)
+class DraftScores:
+    """One draft on the held-out requests of a group."""
+
+    kept: Sequence[float]  # [n] part of single draft tokens that the target keeps
+    drafted: Sequence[float]  # [n] expected draft tokens at the K in use
+    accepted: Sequence[float]  # [n]
+    steps: float  # expected, of all requests
+
+
+@dataclass(frozen=True, slots=True)
 class GroupScores:
-    """Both drafts on one group's held-out requests; the two lists are in the same request order."""
+    """Both drafts on one group's held-out requests, in the same order."""
 
     group: str
     changed: bool
-    parent: Sequence[float]  # [n] acceptance per request
-    candidate: Sequence[float]  # [n]
     positions: int  # output tokens of these requests
-    parent_emitted_per_step: float
-    candidate_emitted_per_step: float
+    parent: DraftScores
+    candidate: DraftScores
 
     def __post_init__(self) -> None:
-        if len(self.parent) != len(self.candidate) or not self.parent:
+        lengths = {
+            len(values)
+            for draft in (self.parent, self.candidate)
+            for values in (draft.kept, draft.drafted, draft.accepted)
+        }
+        if len(lengths) != 1 or not self.parent.kept:
             raise ValueError(
-                f"{self.group}: {len(self.parent)} scores of the draft in service and "
-                f"{len(self.candidate)} of the candidate; pairs are needed"
+                f"{self.group}: {len(self.parent.kept)} scores of the draft in service and "
+                f"{len(self.candidate.kept)} of the candidate; pairs are needed"
             )
+
+    @property
+    def requests(self) -> int:
+        return len(self.parent.kept)
 
 
 def decide(groups: Sequence[GroupScores], costs: Costs, rules: GateRules) -> Decision:
@@ -67,21 +90,22 @@ def decide(groups: Sequence[GroupScores], costs: Costs, rules: GateRules) -> Dec
     if not changed:
         raise ValueError("no held-out requests of the changed traffic")
     k = costs.num_speculative_tokens
-    gain = _compare("changed traffic", True, changed, rules.alpha, k)
-    compared, untested = _compare_groups(groups, rules, k)
+    gain = _compare("changed traffic", True, changed, rules.alpha)
+    compared, untested = _compare_groups(groups, rules)
     seconds = _seconds_per_token(groups, changed, costs)
+    told = _told(gain, k)
     objections = [
-        *_objections_to_gain(gain, rules),
+        *_objections_to_gain(gain, rules, told),
         *(text for group in compared for text in _objections_to_loss(group, rules)),
         *_objections_to_time(seconds),
     ]
-    reason = "; ".join(objections) or _praise(gain, seconds, untested)
+    reason = "; ".join(objections) or _praise(told, seconds, untested)
     return Decision(not objections, reason, gain, compared, untested, seconds, rules)
 
 
-def _compare(name: str, changed: bool, groups: Sequence[GroupScores], alpha: float, k: int) -> Comparison:
-    parent = np.concatenate([group.parent for group in groups])
-    candidate = np.concatenate([group.candidate for group in groups])
+def _compare(name: str, changed: bool, groups: Sequence[GroupScores], alpha: float) -> Comparison:
+    parent = np.concatenate([group.parent.kept for group in groups])
+    candidate = np.concatenate([group.candidate.kept for group in groups])
     difference = candidate - parent
     requests = len(difference)
     mean = float(difference.mean())
@@ -89,6 +113,8 @@ def _compare(name: str, changed: bool, groups: Sequence[GroupScores], alpha: flo
     if requests > 1:
         spread = float(difference.std(ddof=1)) / math.sqrt(requests)
         margin = float(stdtrit(requests - 1, 1 - alpha)) * spread
+    accepted = _accepted(group.parent for group in groups)
+    expected = _accepted(group.candidate for group in groups)
     return Comparison(
         name,
         changed,
@@ -98,22 +124,33 @@ def _compare(name: str, changed: bool, groups: Sequence[GroupScores], alpha: flo
         mean,
         max(mean - margin, -1.0),  # rates lie in [0, 1], so differences in [-1, 1]
         min(mean + margin, 1.0),
-        _accepted(groups, k, candidate=False),
-        _accepted(groups, k, candidate=True),
+        accepted.rate if accepted else None,
+        expected.rate if expected else None,
+        _margin(expected) if expected else None,
     )
 
 
+def _accepted(scores: Iterable[DraftScores]) -> Rate | None:
+    """Per draft token; None where nothing is drafted."""
+    return rate_of(pair for one in scores for pair in zip(one.drafted, one.accepted, strict=True))
+
+
+def _margin(rate: Rate) -> float:
+    """Half of its 95% interval; of one request the error is the largest there can be."""
+    return float(stdtrit(max(rate.requests - 1, 1), 0.975)) * rate.error
+
+
 def _compare_groups(
-    groups: Sequence[GroupScores], rules: GateRules, k: int
+    groups: Sequence[GroupScores], rules: GateRules
 ) -> tuple[tuple[Comparison, ...], tuple[str, ...]]:
     """(tested groups, names of the untested): each group by itself, the small ones together."""
-    small = [group for group in groups if len(group.parent) < rules.minimum_group]
-    large = [group for group in groups if len(group.parent) >= rules.minimum_group]
-    compared = [_compare(group.group, group.changed, [group], rules.alpha, k) for group in large]
-    if sum(len(group.parent) for group in small) < rules.minimum_group:
+    small = [group for group in groups if group.requests < rules.minimum_group]
+    large = [group for group in groups if group.requests >= rules.minimum_group]
+    compared = [_compare(group.group, group.changed, [group], rules.alpha) for group in large]
+    if sum(group.requests for group in small) < rules.minimum_group:
         return tuple(compared), tuple(group.group for group in small)
     name = f"{SMALL_GROUPS} ({', '.join(group.group for group in small)})"
-    compared.append(_compare(name, all(group.changed for group in small), small, rules.alpha, k))
+    compared.append(_compare(name, all(group.changed for group in small), small, rules.alpha))
     return tuple(compared), ()
 
 
@@ -124,36 +161,27 @@ def _seconds_per_token(
     k = costs.num_speculative_tokens
     parent_step = k * costs.parent_seconds_per_draft_token + costs.seconds_per_target_step
     candidate_step = k * costs.candidate_seconds_per_draft_token + costs.seconds_per_target_step
-
-    def over(some: Sequence[GroupScores], step: float, *, candidate: bool) -> float:
-        return step / _emitted_per_step(some, candidate=candidate)
-
-    return {
-        "changed_parent": over(changed, parent_step, candidate=False),
-        "changed_candidate": over(changed, candidate_step, candidate=True),
-        "all_parent": over(groups, parent_step, candidate=False),
-        "all_candidate": over(groups, candidate_step, candidate=True),
-    }
+    found = {}
+    for where, some in (("changed", changed), ("all", groups)):
+        positions = sum(group.positions for group in some)
+        found[f"{where}_parent"] = parent_step * sum(group.parent.steps for group in some) / positions
+        found[f"{where}_candidate"] = (
+            candidate_step * sum(group.candidate.steps for group in some) / positions
+        )
+    return found
 
 
-def _emitted_per_step(groups: Sequence[GroupScores], *, candidate: bool) -> float:
-    """Of all groups together, with one of the two drafts."""
-    steps = sum(
-        group.positions / (group.candidate_emitted_per_step if candidate else group.parent_emitted_per_step)
-        for group in groups
-    )
-    return sum(group.positions for group in groups) / steps
-
-
-def _objections_to_gain(gain: Comparison, rules: GateRules) -> Iterator[str]:
-    if gain.difference < rules.minimum_gain:
+def _objections_to_gain(gain: Comparison, rules: GateRules, told: str) -> Iterator[str]:
+    if gain.accepted_candidate is None:
+        yield told
+    elif gain.difference < rules.minimum_gain:
         yield (
-            f"{_told(gain)}; a gain of {rules.minimum_gain:+.3f} in single draft tokens is needed, and it is "
+            f"{told}; a gain of {rules.minimum_gain:+.3f} in single draft tokens is needed, and it is "
             f"{gain.difference:+.3f}"
         )
     elif gain.lower <= 0:
         yield (
-            f"{_told(gain)}; the gain of {gain.difference:+.3f} in single draft tokens may be chance: over "
+            f"{told}; the gain of {gain.difference:+.3f} in single draft tokens may be chance: over "
             f"{gain.requests} held-out requests its lower {1 - rules.alpha:.0%} bound is {gain.lower:+.3f}"
         )
 
@@ -178,23 +206,20 @@ def _objections_to_time(seconds: Mapping[str, float]) -> Iterator[str]:
             )
 
 
-def _accepted(groups: Sequence[GroupScores], k: int, *, candidate: bool) -> float:
-    """Per draft token: a step emits those that it accepts, and one more."""
-    return (_emitted_per_step(groups, candidate=candidate) - 1.0) / k
-
-
-def _told(gain: Comparison) -> str:
+def _told(gain: Comparison, k: int) -> str:
+    now, candidate, expected = gain.accepted_parent, gain.accepted_candidate, gain.expected_range()
+    if now is None or candidate is None or expected is None:
+        return "no held-out answer of the changed traffic is long enough to be drafted for"
     return (
-        f"acceptance on the changed traffic from {gain.accepted_parent:.3f} to "
-        f"{gain.accepted_candidate:.3f}, predicted (single draft tokens kept: {gain.parent:.3f}, then "
-        f"{gain.candidate:.3f})"
+        f"accepted per draft token at K = {k} expected to go from {from_to(now, candidate)} "
+        f"({from_to(*expected)} at 95%) on the changed traffic, by {gain.requests} held-out requests "
+        f"(single draft tokens kept: {gain.parent:.3f}, then {gain.candidate:.3f})"
     )
 
 
-def _praise(gain: Comparison, seconds: Mapping[str, float], untested: Sequence[str]) -> str:
+def _praise(told: str, seconds: Mapping[str, float], untested: Sequence[str]) -> str:
     faster = seconds["changed_parent"] / seconds["changed_candidate"]
     tested = f"every tested group within the bound, too few requests to test {', '.join(untested)}"
-    return (
-        f"{_told(gain)} over {gain.requests} held-out requests, {faster:.2f}x the tokens per second there, "
-        + (tested if untested else "no group regressed")
+    return f"{told}; {faster:.2f}x the tokens per second there; " + (
+        tested if untested else "no group regressed"
     )

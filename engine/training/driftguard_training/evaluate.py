@@ -12,9 +12,10 @@ from transformers import DynamicCache, PreTrainedModel
 
 from driftguard_training.acceptance import acceptance_probability, distribution
 from driftguard_training.model_directories import LoadedModel, check_fit, load_model
-from driftguard_training.settings import EvaluateSettings
+from driftguard_training.serving import Expected, counts_of, ends_of
+from driftguard_training.settings import AcceptanceRule, EvaluateSettings
 from driftguard_training.teacher import output_logits
-from driftguard_training.traffic import TrafficRequest, read_traffic
+from driftguard_training.traffic import ServedRequest, read_traffic
 
 _BATCH_REQUESTS = 8
 _TIMED_REPEATS = 30
@@ -24,10 +25,12 @@ _TIMED_WARMUP = 5
 def evaluate(settings: EvaluateSettings) -> dict[str, object]:
     """Acceptance and cost of every draft on the same requests.
 
-    "acceptance" is what records hold: accepted tokens per draft token at this K, as expected. Per segment,
-    "per_request" lists the mean acceptance probability of each request's positions, for every draft in the
-    order of the file, so that a gate can compare them in pairs: it varies less from request to request than
-    what records hold. Times are in seconds: medians of repeated calls with one request in flight.
+    Per segment, "acceptance" is what records hold: accepted tokens per draft token at this K, as expected of
+    a server that keeps drafts by this rule (see driftguard_training.serving); null where nothing is drafted,
+    as for answers of one token. Of each request, in the order of the file: "drafted" and "accepted", of which
+    that is the ratio of sums, and "kept", the mean acceptance probability of a single draft token at its
+    output positions, which varies less from request to request. "steps" are those that make the segment's
+    "positions" output tokens. Times are in seconds: medians of repeated calls with one request in flight.
 
     Raises:
         TrainingRefused: bad models or bad traffic.
@@ -38,8 +41,17 @@ def evaluate(settings: EvaluateSettings) -> dict[str, object]:
         check_fit(target, draft)
     context = min(model.context_tokens for model in [target, *drafts])
     requests = read_traffic(settings.traffic, target.vocabulary, context)
-    of_drafts = 0.0 if settings.acceptance_rule == "match" else settings.temperature
-    accepted = acceptance_of_positions(target, drafts, requests, settings.temperature, of_drafts)
+    served = [
+        ServedRequest(
+            one.segment,
+            one.prompt_token_ids,
+            one.output_token_ids,
+            settings.temperature,
+            settings.num_speculative_tokens,
+        )
+        for one in requests
+    ]
+    scores = _scores(target, drafts, served, settings.acceptance_rule)
     return {
         "num_speculative_tokens": settings.num_speculative_tokens,
         "temperature": settings.temperature,
@@ -49,66 +61,52 @@ def evaluate(settings: EvaluateSettings) -> dict[str, object]:
             {
                 "directory": str(draft.directory),
                 "seconds_per_draft_token": seconds_per_call(draft.model, 1),
-                "segments": _segments(requests, rates, settings.num_speculative_tokens),
+                "segments": _segments(served, of_draft),
             }
-            for draft, rates in zip(drafts, accepted, strict=True)
+            for draft, of_draft in zip(drafts, scores, strict=True)
         ],
     }
 
 
+class RequestScore(NamedTuple):
+    """Of one request. `kept`: acceptance probability of a single draft token, mean over output positions."""
+
+    kept: float
+    counts: Expected
+
+
 @torch.no_grad()
-def acceptance_of_positions(
+def _scores(
     target: LoadedModel,
     drafts: Sequence[LoadedModel],
-    requests: Sequence[TrafficRequest],
-    temperature: float,
-    draft_temperature: float,
-) -> list[list[torch.Tensor]]:
-    """Per draft, per request: acceptance probability of every output position, [outputs].
-
-    `draft_temperature`: 0 where the likeliest token is drafted, whatever the target's temperature.
-    """
-    accepted: list[list[torch.Tensor]] = [[] for _ in drafts]
+    requests: Sequence[ServedRequest],
+    rule: AcceptanceRule,
+) -> list[list[RequestScore]]:
+    """Per draft, per request."""
+    found: list[list[RequestScore]] = [[] for _ in drafts]
+    ends = ends_of(target)
     for start in range(0, len(requests), _BATCH_REQUESTS):
         batch = requests[start : start + _BATCH_REQUESTS]
-        p = [distribution(logits, temperature) for logits in output_logits(target.model, batch)]
-        for draft, rates in zip(drafts, accepted, strict=True):
-            q = [distribution(logits, draft_temperature) for logits in output_logits(draft.model, batch)]
-            rates += [acceptance_probability(*pair) for pair in zip(p, q, strict=True)]
-    return accepted
+        p = _distributions(target, batch)
+        for draft, scores in zip(drafts, found, strict=True):
+            q = _distributions(draft, batch, greedy=rule == "match")
+            scores += [
+                RequestScore(
+                    acceptance_probability(of_p, of_q).mean().item(), counts_of(one, of_p, of_q, ends)
+                )
+                for one, of_p, of_q in zip(batch, p, q, strict=True)
+            ]
+    return found
 
 
-class ExpectedCounts(NamedTuple):
-    """Of one answer: verification steps, draft tokens, and those accepted."""
-
-    steps: float
-    drafted: float
-    accepted: float
-
-
-def expected_counts(rates: Sequence[float], num_speculative_tokens: int) -> ExpectedCounts:
-    """What it takes to emit len(rates) tokens, at least one, given the acceptance of each position.
-
-    A step that starts at position t accepts k < K tokens and emits k + 1 with probability
-    a_t ... a_{t+k-1} (1 - a_{t+k}), or K + 1 with probability a_t ... a_{t+K-1}. starts[t] is the
-    probability that some step starts at t; the expected number of steps is their sum. Drafts beyond the
-    end of the output are not counted, as in the engine.
-    """
-    starts = [1.0] + [0.0] * len(rates)
-    drafted = accepted = 0.0
-    for position in range(len(rates)):
-        survives = starts[position]
-        drafted += survives * min(num_speculative_tokens, len(rates) - position)
-        for offset in range(num_speculative_tokens):
-            if position + offset >= len(rates):
-                break
-            rate = rates[position + offset]
-            starts[position + offset + 1] += survives * (1 - rate)
-            survives *= rate
-            accepted += survives
-        else:
-            starts[min(position + num_speculative_tokens + 1, len(rates))] += survives
-    return ExpectedCounts(sum(starts[: len(rates)]), drafted, accepted)
+def _distributions(
+    model: LoadedModel, requests: Sequence[ServedRequest], *, greedy: bool = False
+) -> list[torch.Tensor]:
+    """What it draws from, of each request [outputs, V]."""
+    return [
+        distribution(logits, 0.0 if greedy else request.temperature)
+        for request, logits in zip(requests, output_logits(model.model, requests), strict=True)
+    ]
 
 
 @torch.no_grad()
@@ -125,29 +123,24 @@ def seconds_per_call(model: PreTrainedModel, tokens_per_call: int) -> float:
     return statistics.median(seconds[_TIMED_WARMUP:] or seconds)
 
 
-def _segments(
-    requests: Sequence[TrafficRequest], rates: Sequence[torch.Tensor], num_speculative_tokens: int
-) -> list[dict[str, object]]:
+def _segments(requests: Sequence[ServedRequest], scores: Sequence[RequestScore]) -> list[dict[str, object]]:
+    pairs = list(zip(requests, scores, strict=True))
     segments = sorted({request.segment for request in requests})
     return [
-        {
-            "segment": segment,
-            **_segment(
-                [r for request, r in zip(requests, rates, strict=True) if request.segment == segment],
-                num_speculative_tokens,
-            ),
-        }
+        {"segment": segment, **_segment([pair for pair in pairs if pair[0].segment == segment])}
         for segment in segments
     ]
 
 
-def _segment(rates: Sequence[torch.Tensor], num_speculative_tokens: int) -> dict[str, object]:
-    positions = sum(len(rate) for rate in rates)
-    counts = [expected_counts(rate.tolist(), num_speculative_tokens) for rate in rates]
+def _segment(scored: Sequence[tuple[ServedRequest, RequestScore]]) -> dict[str, object]:
+    counts = [score.counts for _, score in scored]
+    drafted, accepted = [one.drafted for one in counts], [one.accepted for one in counts]
     return {
-        "requests": len(rates),
-        "positions": positions,
-        "acceptance": sum(one.accepted for one in counts) / sum(one.drafted for one in counts),
-        "expected_emitted_per_step": positions / sum(one.steps for one in counts),
-        "per_request": [rate.mean().item() for rate in rates],
+        "requests": len(scored),
+        "positions": sum(len(request.output_token_ids) for request, _ in scored),
+        "steps": sum(one.steps for one in counts),
+        "acceptance": sum(accepted) / sum(drafted) if sum(drafted) else None,
+        "kept": [score.kept for _, score in scored],
+        "drafted": drafted,
+        "accepted": accepted,
     }

@@ -47,6 +47,7 @@ class Expected:
     """Counts of a faithful engine, of the first draft tokens alone where K varied. `accepted`: before the
     tokens were drawn; `accepted_of_answer`: given that this answer came of them."""
 
+    steps: float
     drafted: float
     accepted: float
     accepted_of_answer: float
@@ -85,14 +86,15 @@ def score(settings: ScoreSettings) -> Iterator[dict[str, object]]:
 @torch.no_grad()
 def score_batch(target: LoadedModel, draft: LoadedModel, requests: Sequence[ServedRequest]) -> list[Score]:
     """Of each request."""
-    ends = _ends(target)
+    ends = ends_of(target)
     logits = zip(
         requests, output_logits(target.model, requests), output_logits(draft.model, requests), strict=True
     )
     return [score_answer(request, z, draft_logits, ends) for request, z, draft_logits in logits]
 
 
-def _ends(target: LoadedModel) -> frozenset[int]:
+def ends_of(target: LoadedModel) -> frozenset[int]:
+    """The tokens that end an answer."""
     told: int | list[int] | None = target.model.generation_config.eos_token_id
     ids = told if isinstance(told, list) else [told]
     return frozenset(token for token in [*ids, target.tokenizer.eos_token_id] if token is not None)
@@ -108,16 +110,15 @@ def score_answer(
     p = distribution(z, request.temperature)
     surprise = (p * z).sum(-1) - z.gather(-1, answer).squeeze(-1)  # [outputs]
     rejection, match = (
-        _expected(request, p, distribution(draft_logits.double(), temperature), answer, ends)
+        counts_of(request, p, distribution(draft_logits.double(), temperature), ends)
         for temperature in (request.temperature, 0.0)
     )
     return Score(rejection, match, float(surprise.sum()), len(answer))
 
 
-def _expected(
-    request: ServedRequest, p: torch.Tensor, q: torch.Tensor, answer: torch.Tensor, ends: Collection[int]
-) -> Expected:
-    """p, q: what target and draft draw from, [outputs, V]; answer [outputs, 1]."""
+def counts_of(request: ServedRequest, p: torch.Tensor, q: torch.Tensor, ends: Collection[int]) -> Expected:
+    """p, q: what target and draft draw from, [outputs, V]; q is all mass on one token by the rule "match"."""
+    answer = torch.tensor(request.output_token_ids)[:, None]  # [outputs, 1]
     p_x, q_x = (each.gather(-1, answer).squeeze(-1) for each in (p, q))
     # Where p_t(x_t) is 0 the answer is not the target's own; x_t is then kept only if it was drafted.
     kept = torch.where(p_x > 0, (q_x / p_x).clamp(max=1.0), (q_x > 0).double())
@@ -162,4 +163,4 @@ def walk(
                 expected += offered * accepted[place]
                 of_answer += reached
         starts[start + count + 1] += reached
-    return Expected(drafted, expected, of_answer)
+    return Expected(sum(starts[:length]), drafted, expected, of_answer)

@@ -26,7 +26,7 @@ from driftguard.records.documents.retraining_run import Costs, GateRules, OldLev
 from driftguard.records.probe_session import session_of
 from driftguard.retraining.ledger import incident_notes
 from driftguard.retraining.promotion import watch
-from driftguard.retraining.training.gate import GroupScores, decide
+from driftguard.retraining.training.gate import DraftScores, GroupScores, decide
 from driftguard.settings import Settings
 from driftguard.store import drafts, retrain_runs, sources
 from driftguard.store.database import Database
@@ -222,8 +222,8 @@ def _promotion(database: Database, now: datetime) -> UUID:
 def _numbers(rng: np.random.Generator) -> RunNumbers:
     """What the gate and the watch store, decided by them."""
     groups = [
-        _scores(rng, "summaries", changed=True, before=0.30, after=0.62),
-        _scores(rng, "letters", changed=False, before=0.64, after=0.65),
+        _scores(rng, "changed:summaries", changed=True, before=0.30, after=0.62),
+        _scores(rng, "older:letters", changed=False, before=0.64, after=0.65),
     ]
     decision = decide(groups, Costs(4, 0.020, 0.003, 0.003), GateRules(0.02, 0.05))
     levels = [OldLevel("summaries", changed=True, requests=400, mean=0.3, variance=0.02, standard_error=0.01)]
@@ -239,8 +239,11 @@ def _numbers(rng: np.random.Generator) -> RunNumbers:
 def _scores(
     rng: np.random.Generator, group: str, *, changed: bool, before: float, after: float
 ) -> GroupScores:
-    old, new = (np.clip(rng.normal(level, 0.08, 64), 0, 1).tolist() for level in (before, after))
-    return GroupScores(group, changed, old, new, 6_400, 1 + 4 * before, 1 + 4 * after)
+    old, new = (rng.normal(level, 0.08, 64).clip(0, 1) for level in (before, after))
+    drafts = [
+        DraftScores(kept.tolist(), [100.0] * 64, (95.0 * kept).tolist(), 1_600.0) for kept in (old, new)
+    ]
+    return GroupScores(group, changed, 6_400, *drafts)
 
 
 def _running(database: Database, incident_id: UUID, now: datetime) -> UUID:

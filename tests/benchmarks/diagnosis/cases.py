@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -274,7 +274,8 @@ def _scored(
     for one in newest:
         score = known[one.prompt, one.output]
         served = float(one.drafted or 0), float(one.accepted or 0), float(one.accepted or 0)
-        counts = served if is_accounted else astuple(score.rejection)
+        by = score.rejection
+        counts = served if is_accounted else (by.drafted, by.accepted, by.accepted_of_answer)
         found.append(ScoredRequest(one, Expected(*counts), Expected(*counts), score.surprise, score.tokens))
     return found
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from driftguard.retraining.training.evaluation import read_measurements
+from driftguard.retraining.training.gate import DraftScores
 from driftguard.retraining.training.process import TrainingFailed
 
 
@@ -25,8 +26,10 @@ def measured(root: Path, *hidden_sizes: int) -> dict[str, Any]:
                 "requests": 2,
                 "positions": 20,
                 "acceptance": 0.5,
-                "per_request": [0.4 + number / 10, 0.6],
-                "expected_emitted_per_step": 1.9 + number,
+                "steps": 10.0 - number,
+                "kept": [0.4 + number / 10, 0.6],
+                "drafted": [20.0, 18.0],
+                "accepted": [5.0, 4.0 + number],
             }
             for name in ("changed:german", "older:code")
         ]
@@ -49,8 +52,8 @@ def test_groups_are_paired_and_marked(tmp_path: Path) -> None:
     groups, costs = read_measurements(measured(tmp_path, 16, 32))
     changed, older = groups
     assert (changed.group, changed.changed, older.changed) == ("changed:german", True, False)
-    assert (changed.parent, changed.candidate) == ([0.4, 0.6], [0.5, 0.6])
-    assert (changed.parent_emitted_per_step, changed.candidate_emitted_per_step) == (1.9, 2.9)
+    assert changed.parent == DraftScores([0.4, 0.6], [20.0, 18.0], [5.0, 4.0], 10.0)
+    assert changed.candidate == DraftScores([0.5, 0.6], [20.0, 18.0], [5.0, 5.0], 9.0)
     assert (costs.parent_seconds_per_draft_token, costs.candidate_seconds_per_draft_token) == (0.001, 0.002)
 
 

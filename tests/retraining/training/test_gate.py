@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from driftguard.records.documents.retraining_run import Costs, Decision, GateRules
-from driftguard.retraining.training.gate import GroupScores, decide
+from driftguard.retraining.training.gate import DraftScores, GroupScores, decide
 
 RULES = GateRules(minimum_gain=0.02, maximum_regression=0.02)
 SAME_COST = Costs(4, 0.010, 0.001, 0.001)
@@ -27,8 +28,16 @@ def group(
     parent = np.clip(generator.normal(level, 0.12, requests), 0, 1)
     noise = generator.normal(0, spread, requests)
     candidate = np.clip(parent + gain + noise - noise.mean(), 0, 1)
-    emitted = [(1 - a**5) / (1 - a) for a in (parent.mean(), candidate.mean())]
-    return GroupScores(name, changed, parent.tolist(), candidate.tolist(), requests * 50, *emitted)
+    return GroupScores(name, changed, requests * 50, scores(parent), scores(candidate))
+
+
+def scores(kept: NDArray[np.float64]) -> DraftScores:
+    """Of answers of 50 tokens at K = 4, each of whose draft tokens is kept with the same probability."""
+    accepted_per_step = kept + kept**2 + kept**3 + kept**4
+    steps = 50 / (1 + accepted_per_step)
+    return DraftScores(
+        kept.tolist(), (4 * steps).tolist(), (accepted_per_step * steps).tolist(), float(steps.sum())
+    )
 
 
 def judge(*groups: GroupScores, costs: Costs = SAME_COST, rules: GateRules = RULES) -> Decision:
@@ -45,18 +54,63 @@ def test_a_gain_without_regression_is_promoted() -> None:
     assert decision.gain.lower > 0.25
 
 
-def test_acceptance_is_told_as_records_count_it() -> None:
-    """Of K = 4 draft tokens of a step (a^1 + .. + a^4) are accepted, whatever part of single ones is."""
+def test_acceptance_is_told_as_records_count_it_with_its_interval() -> None:
+    """Sums over requests of what is accepted / of what is drafted, whatever part of single tokens is kept."""
     fallen, older = group("changed:german", gain=0.3, changed=True, level=0.4), group("older:code", gain=0.0)
     decision = judge(fallen, older)
     (first, _) = decision.groups
     for told in (decision.gain, first):
-        assert told.accepted_parent == pytest.approx((fallen.parent_emitted_per_step - 1) / 4)
-        assert told.accepted_candidate == pytest.approx((fallen.candidate_emitted_per_step - 1) / 4)
+        for accepted, draft in (
+            (told.accepted_parent, fallen.parent),
+            (told.accepted_candidate, fallen.candidate),
+        ):
+            assert accepted == pytest.approx(sum(draft.accepted) / sum(draft.drafted))
+    now, later, expected = (
+        decision.gain.accepted_parent,
+        decision.gain.accepted_candidate,
+        decision.gain.expected_range(),
+    )
+    assert expected is not None
+    low, high = expected
     assert (
-        f"from {decision.gain.accepted_parent:.3f} to {decision.gain.accepted_candidate:.3f}"
+        f"at K = 4 expected to go from {now:.2f} to {later:.2f} ({low:.2f} to {high:.2f} at 95%)"
         in decision.reason
     )
+
+
+def test_the_interval_holds_what_other_requests_of_the_same_traffic_accept() -> None:
+    """In 95 of 100: of all that may come, and of as many live ones as there are."""
+    generator = np.random.default_rng(3)
+    ends = (
+        generator.uniform(0.1, 0.9, 200_000),
+        generator.integers(5, 60, 200_000),
+    )  # long answers accept more
+    rates, lengths = 0.7 * ends[0] + 0.3 * ends[1] / 60, ends[1]
+    truth = float((rates * lengths).sum() / lengths.sum())
+    inside, inside_live, runs = 0, 0, 1_000
+
+    def draw(requests: int) -> DraftScores:
+        chosen = generator.integers(0, len(rates), requests)
+        accepted = generator.binomial(4 * lengths[chosen], rates[chosen]).astype(float)
+        return DraftScores([0.5] * requests, (4.0 * lengths[chosen]).tolist(), accepted.tolist(), 1.0)
+
+    for _ in range(runs):
+        held_out, live = draw(40), draw(60)
+        gain = judge(GroupScores("changed:german", True, 40, held_out, held_out)).gain
+        low, high = gain.expected_range() or (0.0, 0.0)
+        inside += low <= truth <= high
+        low, high = gain.expected_range(live_requests=60) or (0.0, 0.0)
+        inside_live += low <= sum(live.accepted) / sum(live.drafted) <= high
+    for found in (inside, inside_live):
+        assert abs(found / runs - 0.95) < 3 * (0.95 * 0.05 / runs) ** 0.5
+
+
+def test_where_nothing_is_drafted_nothing_is_gained() -> None:
+    """Answers of one token, which leave no room for a draft."""
+    parent, candidate = (DraftScores([kept] * 30, [0.0] * 30, [0.0] * 30, 30.0) for kept in (0.3, 0.8))
+    decision = judge(GroupScores("changed:labels", True, 30, parent, candidate))
+    assert not decision.promote
+    assert "no held-out answer of the changed traffic is long enough" in decision.reason
 
 
 def test_too_small_a_gain_is_rejected_although_it_is_certain() -> None:
@@ -129,9 +183,8 @@ def test_a_costlier_draft_must_pay_on_the_old_traffic_too() -> None:
 
 
 def test_identical_drafts_are_not_promoted() -> None:
-    scores = group("changed:german", gain=0.0, changed=True)
-    same = GroupScores("changed:german", True, scores.parent, scores.parent, 10, 2.0, 2.0)
-    assert not judge(same).promote
+    same = group("changed:german", gain=0.0, changed=True).parent
+    assert not judge(GroupScores("changed:german", True, 10, same, same)).promote
 
 
 def test_without_changed_traffic_there_is_no_decision() -> None:
@@ -141,7 +194,7 @@ def test_without_changed_traffic_there_is_no_decision() -> None:
 
 def test_unpaired_scores_are_refused() -> None:
     with pytest.raises(ValueError, match="pairs are needed"):
-        GroupScores("older:code", False, [0.5, 0.4], [0.5], 10, 2.0, 2.0)
+        GroupScores("older:code", False, 10, scores(np.array([0.5, 0.4])), scores(np.array([0.5])))
 
 
 def test_wrong_promotions_keep_the_stated_level() -> None:
@@ -155,9 +208,11 @@ def test_wrong_promotions_keep_the_stated_level() -> None:
             loss = 0.0201 if number == 4 else -0.1
             parent = generator.beta(6, 6, 60)
             candidate = parent - loss + generator.normal(0, 0.06, 60)
-            groups.append(
-                GroupScores(f"{number}", number == 0, parent.tolist(), candidate.tolist(), 60, 2.0, 2.1)
+            old, new = (
+                DraftScores(kept.tolist(), [100.0] * 60, [50.0] * 60, steps)
+                for kept, steps in ((parent, 30.0), (candidate, 29.0))
             )
+            groups.append(GroupScores(f"{number}", number == 0, 60, old, new))
         promoted += decide(groups, SAME_COST, RULES).promote
     # 1.5 standard errors above 5%: the level itself must hold, not just roughly
     assert promoted / runs <= 0.05 + 1.5 * (0.05 * 0.95 / runs) ** 0.5
