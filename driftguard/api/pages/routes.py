@@ -34,6 +34,7 @@ from driftguard.api.status_models import Rate
 from driftguard.api.streams import decode, matching
 from driftguard.errors import NotFound
 from driftguard.metrics.labels import StreamVerdict
+from driftguard.retraining.promotion.watch import against
 from driftguard.status import stream_list, unrecorded
 from driftguard.status.stream_list import Choice, Order
 from driftguard.status.verdict import WORST_FIRST, Standing, standings
@@ -193,7 +194,7 @@ def retraining_page(context: AnyContext) -> HTMLResponse:
 @router.get("/retraining/{run_id}")
 def run_page(run_id: UUID, context: AnyContext) -> HTMLResponse:
     """One retraining: its progress, the gate's decision, the state of the watch."""
-    return render("run.html", run=get_retrain_run(run_id, context))
+    return render("run.html", run=get_retrain_run(run_id, context), against=against)
 
 
 @router.get("/static/{name}")

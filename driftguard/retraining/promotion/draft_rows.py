@@ -82,7 +82,8 @@ def _why_rolled_back(run: RetrainRun) -> str:
 
 def why_worse(run: RetrainRun) -> str:
     """The reason for rolling back the draft of a watched run."""
-    told = watch.describe(retrain_runs.watch_of(run), changed_only=False)
+    gate = retrain_runs.numbers_of(run).gate
+    told = watch.describe(retrain_runs.watch_of(run), gate)
     return f"draft {run.candidate_version} accepted less than the one before it: {told}"
 
 

@@ -36,7 +36,7 @@ from dataclasses import replace
 import numpy as np
 
 from driftguard.detection.statistics.bets import BETS, Floats, factors, mean_over_bets
-from driftguard.records.documents.retraining_run import OldLevel, SegmentWatch, Watch
+from driftguard.records.documents.retraining_run import Decision, OldLevel, SegmentWatch, Watch
 
 ALPHA = 0.001
 WATCHED_REQUESTS = 2_000  # then the promotion stands
@@ -141,12 +141,27 @@ def _is_over(segment: SegmentWatch) -> bool:
     return segment.shown_over or segment.old.over_from is None
 
 
-def describe(watch: Watch, *, changed_only: bool) -> str:
-    """Acceptance of the promoted draft against the old one's, per segment, in words."""
-    chosen = [part for part in watch.segments if part.requests and (part.old.changed or not changed_only)]
+def against(gate: Decision | None, part: SegmentWatch) -> str | None:
+    """The 95% interval that the gate's held-out requests predict for as many live ones as there are, and
+    whether acceptance lies below or above it; None where the gate did not compare the segment by itself."""
+    names = [f"changed:{part.old.segment}"] + ([] if part.old.changed else [f"older:{part.old.segment}"])
+    known = {one.group: one for one in gate.groups} if gate is not None else {}
+    compared = next((known[name] for name in names if name in known), None)
+    expected = compared.expected_range(part.requests) if compared and part.requests else None
+    if expected is None or part.acceptance is None:
+        return None
+    low, high = expected
+    where = "below the " if part.acceptance < low else "above the " if part.acceptance > high else ""
+    return f"{where}{low:.2f} to {high:.2f} expected"
+
+
+def describe(watch: Watch, gate: Decision | None) -> str:
+    """Acceptance of the promoted draft per segment, against the old one's and the gate's prediction. For
+    example: german 0.69 over 50 requests (the old draft: 0.41; 0.61 to 0.75 expected)."""
     parts = [
         f"{part.old.segment} {part.accepted / part.drafted:.2f} over {part.requests} requests "
-        f"(the old draft: {part.old.mean:.2f})"
-        for part in chosen
+        f"({'; '.join(filter(None, (f'the old draft: {part.old.mean:.2f}', against(gate, part))))})"
+        for part in watch.segments
+        if part.requests
     ]
     return ", ".join(parts) or "no requests of judged segments"

@@ -88,7 +88,7 @@ def _resolve(session: Session, run: RetrainRun, reason: str, at: datetime) -> No
 
 
 def _stands(session: Session, run: RetrainRun, state: Watch, at: datetime) -> None:
-    told = watch.describe(state, changed_only=False)
+    told = watch.describe(state, retrain_runs.numbers_of(run).gate)
     retrain_runs.end(session, run.id, "promoted", f"{run.reason}; live: {told}", at)
     if state.recovered:
         _resolve(session, run, f"{_recovery(session, run, state)}; this is its level from now on", at)

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from driftguard.records.documents.retraining_run import OldLevel, Watch
+from driftguard.records.documents.retraining_run import Comparison, Decision, GateRules, OldLevel, Watch
 from driftguard.retraining.promotion import watch
 
 pytestmark = pytest.mark.slow
@@ -33,8 +33,30 @@ def test_recovery_is_shown_within_a_hundred_requests() -> None:
     state = watch.fold(started(), traffic(100, 1, german=0.71, code=0.77))
     assert state.recovered
     assert state.verdict == "watching"
-    told = watch.describe(state, changed_only=True)
-    assert told == "german 0.69 over 50 requests (the old draft: 0.41)"
+    assert watch.describe(state, None).startswith("german 0.69 over 50 requests (the old draft: 0.41), code")
+
+
+def test_it_is_told_whether_acceptance_is_what_the_gate_expected() -> None:
+    """Its own requests and the live ones both leave something open: .05 becomes .05 sqrt(1 + 40 / 50)."""
+    german, code = ("changed:german", 0.69, 0.05), ("older:code", 0.70, 0.02)
+    state = watch.fold(started(), traffic(100, 1, german=0.71, code=0.77))
+    assert watch.describe(state, gate(german, code)) == (
+        "german 0.69 over 50 requests (the old draft: 0.41; 0.62 to 0.76 expected), "
+        "code 0.77 over 50 requests (the old draft: 0.77; above the 0.67 to 0.73 expected)"
+    )
+    older = ("older:german", 0.69, 0.05)  # of before the change: says nothing of what came then
+    assert "german 0.69 over 50 requests (the old draft: 0.41)" in watch.describe(state, gate(older))
+    unknown = ("changed:german", None, None)  # of a run of an earlier version
+    assert watch.describe(state, gate(unknown)) == watch.describe(state, None)
+
+
+def gate(*groups: tuple[str, float | None, float | None]) -> Decision:
+    """(group, accepted_candidate, accepted_margin), by 40 requests each."""
+    compared = tuple(
+        Comparison(name, name.startswith("changed:"), 40, 0.4, 0.7, 0.3, 0.25, 0.35, 0.3, expected, margin)
+        for name, expected, margin in groups
+    )
+    return Decision(True, "", compared[0], compared, (), {}, GateRules(0.02, 0.02))
 
 
 def test_a_draft_that_is_no_better_is_not_called_recovered() -> None:
