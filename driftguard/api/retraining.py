@@ -91,7 +91,8 @@ class RunModel(BaseModel):
     parent_version: str | None
     candidate_version: str | None
     progress: dict[str, Any] | None = Field(
-        description="step, steps, loss and acceptance during the training."
+        description="step, steps and loss of the training; acceptance: part of single draft tokens that the "
+        "target keeps, of the requests that are trained on."
     )
     numbers: RunNumbers | None = Field(
         description="The gate's decision and the watch, with their numbers; `rollout`: the live update or "

@@ -153,7 +153,7 @@ def test_a_promotion_is_in_the_history_and_in_the_chart(scene: Scene, open_page:
     gate = api(scene, f"retrain-runs/{scene.done_id}")["numbers"]["gate"]
     new = page.locator("section[data-live=drafts] tr", has_text="from v1")
     expect(new).to_contain_text("in service")
-    expect(new).to_contain_text(f"{gate['gain']['parent']:.3f} → {gate['gain']['candidate']:.3f}")
+    expect(new).to_contain_text(gate["reason"])
     expect(page.locator("#chart .annotation-text", has_text="draft v2 promoted")).to_be_visible()
 
 
@@ -179,15 +179,23 @@ def test_an_incident_says_where_how_bad_why_and_what_to_do(scene: Scene, open_pa
 
 def test_a_run_says_what_the_gate_decided(scene: Scene, open_page: Opener) -> None:
     page = open_page(address(scene, "done"))
-    gate = api(scene, f"retrain-runs/{scene.done_id}")["numbers"]["gate"]
+    numbers = api(scene, f"retrain-runs/{scene.done_id}")["numbers"]
+    gate, (part,) = numbers["gate"], numbers["watch"]["segments"]
     expect(page.get_by_role("heading", name="Gate: promote")).to_be_visible()
     for group in gate["groups"]:
         row = page.locator("[data-live=gate] tr", has_text=group["group"]).last
-        expect(row).to_contain_text(f"{group['parent']:.3f}")
-        expect(row).to_contain_text(f"{group['candidate']:.3f}")
+        expect(row).to_contain_text(f"{group['accepted_parent']:.3f}")
+        low, high = (group["accepted_candidate"] + sign * group["accepted_margin"] for sign in (-1, 1))
+        expect(row).to_contain_text(f"{group['accepted_candidate']:.3f} {low:.3f} to {high:.3f}")
+        expect(row).to_contain_text(f"{group['parent']:.3f}, then {group['candidate']:.3f}")
         expect(row).to_contain_text(
             f"{group['difference']:+.3f} {group['lower']:+.3f} to {group['upper']:+.3f}"
         )
+    (first, _) = gate["groups"]
+    half = first["accepted_margin"] * (1 + first["requests"] / part["requests"]) ** 0.5
+    low, high = (first["accepted_candidate"] + sign * half for sign in (-1, 1))
+    watched = page.locator("[data-live=watch] tr", has_text="summaries").last
+    expect(watched).to_contain_text(f"above the {low:.2f} to {high:.2f} expected")
 
 
 def test_a_running_training_moves_on_without_a_reload(scene: Scene, open_page: Opener) -> None:
