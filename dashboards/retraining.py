@@ -153,8 +153,8 @@ def _gate() -> list[Panel]:
         panels.where_like(drafts, "^in_service .*", panels.dashed(colours.NEUTRAL)),
         panels.lines(
             "Deciding bounds",
-            "95% bounds: the least that the candidate gains on the changed traffic, and the most that it "
-            "loses in any group of the traffic.",
+            "95% bounds, in single draft tokens kept: the least that the candidate gains on the changed "
+            "traffic, and the most that it loses in any group of the traffic.",
             (promql.gauge("driftguard_gate_gain_lower_ratio", *CHOSEN, by=PLACE), f"gains at least {NAME}"),
             (promql.gauge("driftguard_gate_loss_upper_ratio", *CHOSEN, by=PLACE), f"loses at most {NAME}"),
             unit="percentunit",

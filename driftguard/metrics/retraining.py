@@ -61,12 +61,13 @@ class RetrainingMetrics:
         )
         self.gate_gain_lower = series.gauge(
             "driftguard_gate_gain_lower_ratio",
-            "Lower 95% bound of the candidate's gain on the changed traffic.",
+            "Lower 95% bound of the candidate's gain on the changed traffic, in single draft tokens kept.",
             *PLACE,
         )
         self.gate_loss_upper = series.gauge(
             "driftguard_gate_loss_upper_ratio",
-            "Upper 95% bound of the candidate's loss in the tested group of the traffic where it is largest.",
+            "Upper 95% bound of the candidate's loss in the tested group of the traffic where it is largest, "
+            "in single draft tokens kept.",
             *PLACE,
         )
         self.gate_passed = series.gauge(
