@@ -88,10 +88,19 @@ def with_token_ids(
     """llama.cpp's own: the token ids of the prompt and of the answer, sampled from the whole distribution."""
     ids = httpx.post(f"{url}/tokenize", json={"content": prompt, "add_special": True}).json()["tokens"]
     body = {"prompt": ids, "n_predict": 64, "temperature": temperature, "return_tokens": True}
-    body |= {"samplers": ["temperature"]}
+    body |= {"samplers": ["temperature"], "seed": sum(ids)}
     headers = {"X-DriftGuard-Segment": segment}
     answer = httpx.post(f"{url}/completion", json=body, headers=headers).raise_for_status().json()
     return ids, answer["tokens"]
+
+
+def with_token_ids_of_vllm(url: str, prompt: str, segment: str) -> tuple[list[int], list[int]]:
+    """The token ids of the prompt and of the likeliest answer."""
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 64, "temperature": 0.0, "return_token_ids": True}
+    headers = {"X-DriftGuard-Segment": segment}
+    answer = httpx.post(f"{url}/v1/completions", json=body, headers=headers).raise_for_status().json()
+    (choice,) = answer["choices"]
+    return choice["prompt_token_ids"], choice["token_ids"]
 
 
 def abandoned(url: str, prompt: str, rng: random.Random) -> None:

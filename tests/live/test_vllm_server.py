@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from driftguard_training.corpus import prompts
 
 from tests.alerting.http_receiver import wait_until
-from tests.live import clients
+from tests.live import clients, predicted
 from tests.live.install import ARCTIC
 from tests.live.processes import of_all, proxy, sidecar, wire
 from tests.live.scraped import assert_a_kill_loses_nothing, condition, scraping, windows_are
@@ -74,6 +75,21 @@ def test_records_of_a_mix_of_requests_add_up_to_its_own_counters(
     rules = {(record.temperature, record.acceptance_rule) for record in records}
     assert rules == {(0.0, "greedy"), (1.0, "unknown")}  # its answers do not tell
     assert all(record.time_to_first_token_seconds is not None for record in records)
+
+
+def test_its_acceptance_is_predicted_from_what_it_generated(vllm: Engine, tmp_path: Path) -> None:
+    """As the gate predicts it. What is left open at temperature 0 is the end of an answer: vLLM drafts K
+    tokens there too, and counts those that it accepts behind the longest length, which no answer shows."""
+    before = own_counts(vllm)
+    served = [
+        clients.with_token_ids_of_vllm(vllm.url, text, "headers")
+        for text in prompts("headers", 120, seed=5, characters=clients.CHARACTERS)
+    ]
+    own = since(vllm, before)
+    live = own["accepted"] / own["drafted"]
+    expected = predicted.acceptance(served, DRAFT, 0.0, tmp_path)
+    print(f"predicted {expected:.4f}, live {live:.4f}")
+    assert abs(expected - live) < 0.02
 
 
 def test_every_byte_of_an_answer_passes_unchanged_but_for_the_usage_that_was_not_asked_for(
