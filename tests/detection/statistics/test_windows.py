@@ -140,7 +140,8 @@ def test_an_odd_beginning_is_not_in_the_baseline(odd: int, drafted: int) -> None
     (found,) = opened(findings)
     assert n < found.ordinal <= n + 10
     assert found.change_point == pytest.approx(n + 1, abs=2)
-    assert (found.direction, found.before.rate) == ("down", pytest.approx(0.57, abs=0.01))
+    assert found.direction == "down"
+    assert found.before.rate == pytest.approx(0.57, abs=0.01)
     same = StreamState()
     for place in range(0, len(batch), 7):
         same, _ = fold(CONFIG, same, batch[place : place + 7])
