@@ -28,6 +28,7 @@ from tests.live.servers import (
     needs_suffix,
     needs_vllm,
     running,
+    speculative_config,
     vllm_server,
 )
 
@@ -38,8 +39,7 @@ RECORDED = [clients.completion, clients.streamed_completion, clients.chat, clien
 
 @pytest.fixture(scope="module")
 def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    speculative = {"method": "draft_model", "model": str(DRAFT), "num_speculative_tokens": K}
-    with running(vllm_server(tmp_path_factory.mktemp("vllm"), json.dumps(speculative))) as engine:
+    with running(vllm_server(tmp_path_factory.mktemp("vllm"), speculative_config(DRAFT))) as engine:
         yield engine
 
 
@@ -197,8 +197,7 @@ def test_other_methods_are_counted_alike(
 @needs_bentoml
 def test_windows_of_a_vllm_in_bentoml_add_up_to_its_own_counters(database_url: str, tmp_path: Path) -> None:
     """BentoML 1.4 hands its directory of metrics to its vLLM, whose series then stand twice in `/metrics`."""
-    speculative = {"method": "draft_model", "model": str(DRAFT), "num_speculative_tokens": K}
-    inside = vllm_server(tmp_path, json.dumps(speculative))
+    inside = vllm_server(tmp_path, speculative_config(DRAFT))
     with (
         running(in_bentoml(inside, tmp_path)) as bentoml,
         sidecar(tmp_path / "sidecar", database_url, scraping(bentoml.url)) as beside,
