@@ -17,7 +17,13 @@ from tests.alerting.http_receiver import wait_until
 from tests.live import clients, predicted
 from tests.live.install import ARCTIC
 from tests.live.processes import of_all, proxy, sidecar, wire
-from tests.live.scraped import assert_a_kill_loses_nothing, condition, scraping, windows_are
+from tests.live.scraped import (
+    assert_a_kill_loses_nothing,
+    assert_windows_are_of_the_draft_of_each_life,
+    condition,
+    scraping,
+    windows_are,
+)
 from tests.live.servers import (
     DRAFT,
     TARGET,
@@ -163,6 +169,15 @@ def test_windows_add_up_to_its_own_counters_though_it_is_killed(
     assert_a_kill_loses_nothing(
         vllm, own_counts, [*RECORDED, clients.stopped_completion], tmp_path / "sidecar", database_url
     )
+
+
+def test_windows_are_of_the_draft_that_each_life_was_started_with(database_url: str, tmp_path: Path) -> None:
+    """Another draft is announced, and comes with the next start: here the target itself, which keeps all."""
+    vllm = vllm_server(tmp_path, speculative_config(DRAFT))
+    other = [
+        speculative_config(TARGET) if part == speculative_config(DRAFT) else part for part in vllm.command
+    ]
+    assert_windows_are_of_the_draft_of_each_life(vllm, other, own_counts, tmp_path, database_url)
 
 
 @pytest.fixture(scope="module")
