@@ -100,9 +100,12 @@ def with_token_ids(
     return ids, answer["tokens"]
 
 
-def with_token_ids_of_vllm(url: str, prompt: str, segment: str) -> tuple[list[int], list[int]]:
-    """The token ids of the prompt and of the likeliest answer."""
-    body = {"model": MODEL, "prompt": prompt, "max_tokens": 64, "temperature": 0.0, "return_token_ids": True}
+def with_token_ids_of_vllm(
+    url: str, prompt: str, segment: str, *, temperature: float = 0.0
+) -> tuple[list[int], list[int]]:
+    """The same of vLLM."""
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 64, "temperature": temperature}
+    body |= {"return_token_ids": True}
     headers = {"X-DriftGuard-Segment": segment}
     answer = httpx.post(f"{url}/v1/completions", json=body, headers=headers).raise_for_status().json()
     (choice,) = answer["choices"]
