@@ -7,7 +7,6 @@ sidecar of the plugin takes records on the same machine, as it would not where s
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import tempfile
@@ -19,7 +18,7 @@ from driftguard.store.database import upgrade
 from driftguard.store.embedded import start_embedded
 from tests.live import clients
 from tests.live.processes import sidecar
-from tests.live.servers import DRAFT, Engine, K, running, vllm_server
+from tests.live.servers import DRAFT, Engine, running, speculative_config, vllm_server
 
 REQUESTS = 48
 TOKENS = 64
@@ -39,16 +38,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=12)
     rounds = parser.parse_args().rounds
-    speculative = json.dumps({"method": "draft_model", "model": str(DRAFT), "num_speculative_tokens": K})
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         url = stack.enter_context(start_embedded(directory / "database"))
         upgrade(url)
         beside = stack.enter_context(sidecar(directory / "sidecar", url))
         (directory / "without").mkdir()
-        plain = vllm_server(directory / "without", speculative)
+        plain = vllm_server(directory / "without", speculative_config(DRAFT))
         labels = ["--middleware", "driftguard_vllm.RequestLabels"]
-        recorded = vllm_server(directory, speculative, *labels)
+        recorded = vllm_server(directory, speculative_config(DRAFT), *labels)
         recorded.environment = {**recorded.environment, "DRIFTGUARD_VLLM_SIDECAR": beside.url}
         for engine in (plain, recorded):
             stack.enter_context(running(engine))

@@ -82,6 +82,12 @@ def native_completion(url: str, prompt: str, rng: random.Random) -> Any:
     return httpx.post(f"{url}/completion", json=body).raise_for_status().json()
 
 
+def endless_completion(url: str, prompt: str, rng: random.Random) -> Any:
+    """llama.cpp's own, always of 300 tokens."""
+    body = {"prompt": prompt, "n_predict": 300, "ignore_eos": True, "seed": rng.getrandbits(31)}
+    return httpx.post(f"{url}/completion", json=body).raise_for_status().json()
+
+
 def with_token_ids(
     url: str, prompt: str, segment: str, *, temperature: float = 0.0
 ) -> tuple[list[int], list[int]]:
@@ -97,7 +103,7 @@ def with_token_ids(
 def with_token_ids_of_vllm(
     url: str, prompt: str, segment: str, *, temperature: float = 0.0
 ) -> tuple[list[int], list[int]]:
-    """The token ids of the prompt and of the answer, sampled from the whole distribution."""
+    """The same of vLLM."""
     body = {"model": MODEL, "prompt": prompt, "max_tokens": 64, "temperature": temperature}
     body |= {"return_token_ids": True, "seed": len(prompt)}
     headers = {"X-DriftGuard-Segment": segment}

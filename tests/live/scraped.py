@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.alerting.http_receiver import wait_until
 from tests.live import clients
 from tests.live.processes import Sidecar, of_all, sidecar
-from tests.live.servers import Engine
+from tests.live.servers import Engine, running
 
 
 def scraping(url: str, draft_version: str = "v1") -> str:
@@ -59,3 +59,37 @@ def assert_a_kill_loses_nothing(
         clients.all_of(asks, engine.url, 12, seed=5)
         both = {name: first[name] + count for name, count in own_counts(engine).items()}
         wait_until(lambda: windows_are(beside, both), f"windows of {both}")
+
+
+def assert_windows_are_of_the_draft_of_each_life(
+    engine: Engine,
+    other: Sequence[str],
+    own_counts: Callable[[Engine], dict[str, int]],
+    directory: Path,
+    database_url: str,
+) -> None:
+    """A draft is announced as v2 while v1 serves, and comes with the next start, which is by `other`."""
+    asks = [clients.greedy_completion]
+    with (
+        running(engine),
+        sidecar(directory / "sidecar", database_url, scraping(engine.url)) as beside,
+    ):
+        wait_until(lambda: condition(beside) == "waiting", "the first scrape")
+        clients.all_of(asks, engine.url, 12, seed=8)
+        told = beside.client.post("/api/v1/drafts/announce", json={"server": "real", "draft_version": "v2"})
+        assert told.status_code == 200, told.text
+        clients.all_of(asks, engine.url, 12, seed=9)
+        first = own_counts(engine)
+        wait_until(lambda: windows_are(beside, first), f"windows of {first}")
+        engine.stop()
+        engine.command = other
+        engine.start()
+        clients.all_of(asks, engine.url, 24, seed=10)
+        second = own_counts(engine)
+        both = {name: count + second[name] for name, count in first.items()}
+        wait_until(lambda: windows_are(beside, both), f"windows of {second} as well")
+        records = beside.records()
+    for version, own in (("v1", first), ("v2", second)):
+        ours = of_all([record for record in records if record.draft_version == version])
+        print(f"{version}: ours {ours}, its own {own}")
+        assert {name: ours[name] for name in own} == own

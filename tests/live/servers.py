@@ -132,6 +132,11 @@ def llama_server(target: Path, draft: Path, directory: Path, *options: str) -> E
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
 
 
+def speculative_config(draft: Path | str) -> str:
+    """A --speculative-config."""
+    return json.dumps({"method": "draft_model", "model": str(draft), "num_speculative_tokens": K})
+
+
 def vllm_server(directory: Path, speculative: str, *options: str, target: Path = TARGET) -> Engine:
     """`speculative`: the value of --speculative-config."""
     url = free_url()

@@ -16,7 +16,12 @@ from driftguard_training.corpus import prompts
 from tests.alerting.http_receiver import http_receiver, wait_until
 from tests.live import clients, predicted
 from tests.live.processes import of_all, proxy, sidecar, wire
-from tests.live.scraped import assert_a_kill_loses_nothing, condition, scraping, windows_are
+from tests.live.scraped import (
+    assert_a_kill_loses_nothing,
+    assert_windows_are_of_the_draft_of_each_life,
+    condition,
+    scraping,
+)
 from tests.live.servers import DRAFT, Engine, K, llama_server, needs_llama, running
 
 pytestmark = needs_llama
@@ -184,29 +189,8 @@ def test_windows_are_of_the_draft_that_each_life_was_started_with(
     """Another draft is announced, and comes with the next start: here the target itself, which keeps all."""
     target, draft = converted
     llama = llama_server(target, draft, tmp_path)
-    with (
-        running(llama),
-        sidecar(tmp_path / "sidecar", database_url, scraping(llama.url)) as beside,
-    ):
-        wait_until(lambda: condition(beside) == "waiting", "the first scrape")
-        clients.all_of([clients.completion], llama.url, 12, seed=8)
-        told = beside.client.post("/api/v1/drafts/announce", json={"server": "real", "draft_version": "v2"})
-        assert told.status_code == 200, told.text
-        clients.all_of([clients.completion], llama.url, 12, seed=9)
-        first = own_counts(llama)
-        wait_until(lambda: windows_are(beside, first), f"windows of {first}")
-        llama.stop()
-        llama.command = [str(target) if part == str(draft) else part for part in llama.command]
-        llama.start()
-        clients.all_of([clients.completion], llama.url, 24, seed=10)
-        second = own_counts(llama)
-        both = {name: count + second[name] for name, count in first.items()}
-        wait_until(lambda: windows_are(beside, both), f"windows of {second} as well")
-        records = beside.records()
-    for version, own in (("v1", first), ("v2", second)):
-        ours = of_all([record for record in records if record.draft_version == version])
-        print(f"{version}: ours {ours}, its own {own}")
-        assert {name: ours[name] for name in own} == own
+    other = [str(target) if part == str(draft) else part for part in llama.command]
+    assert_windows_are_of_the_draft_of_each_life(llama, other, own_counts, tmp_path, database_url)
 
 
 @pytest.mark.live

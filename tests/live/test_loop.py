@@ -27,6 +27,7 @@ from tests.live.servers import (
     live_updates,
     needs_vllm,
     running,
+    speculative_config,
     vllm_server,
     with_plugin,
 )
@@ -83,7 +84,7 @@ def test_a_drift_is_found_paged_retrained_promoted_and_over(
         with capfd.disabled():
             print(f"{time.monotonic() - begun:5.0f} s  {text}", flush=True)
 
-    engine = vllm_server(tmp_path, speculative(DRAFT))
+    engine = vllm_server(tmp_path, speculative_config(DRAFT))
     if way == "live":
         engine = live_updates(engine)
     with (
@@ -134,10 +135,6 @@ def test_a_drift_is_found_paged_retrained_promoted_and_over(
     assert over["state"] == "resolved"
 
 
-def speculative(draft: Path | str) -> str:
-    return json.dumps({"method": "draft_model", "model": str(draft), "num_speculative_tokens": K})
-
-
 def settings(engine: Engine, pager: str, order: Path, way: str) -> str:
     command = json.dumps([sys.executable, "-m", "tests.live.order", str(order)])
     update = f'update_url = "{engine.url}"' if way == "live" else ""
@@ -178,7 +175,7 @@ def obey(engine: Engine, order: Path, traffic: Traffic) -> None:
         engine.stop()
         place = list(engine.command).index("--speculative-config")
         command = list(engine.command)
-        command[place + 1] = speculative(given["DRIFTGUARD_DRAFT_PATH"])
+        command[place + 1] = speculative_config(given["DRIFTGUARD_DRAFT_PATH"])
         engine.command = command
         version = given["DRIFTGUARD_DRAFT_VERSION"]
         engine.environment = {**engine.environment, "DRIFTGUARD_VLLM_DRAFT_VERSION": version}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import random
 import shutil
 import time
@@ -28,13 +27,18 @@ from driftguard.retraining.training.checksums import digest_of_list
 from tests.alerting.http_receiver import wait_until
 from tests.live import clients
 from tests.live.processes import Sidecar, of_all, sidecar
-from tests.live.servers import DRAFT, Engine, K, live_updates, needs_vllm, running, vllm_server, with_plugin
+from tests.live.servers import (
+    DRAFT,
+    Engine,
+    live_updates,
+    needs_vllm,
+    running,
+    speculative_config,
+    vllm_server,
+    with_plugin,
+)
 
 pytestmark = [needs_vllm, pytest.mark.live, pytest.mark.timeout(900)]
-
-
-def speculative(draft: Path) -> str:
-    return json.dumps({"method": "draft_model", "model": str(draft), "num_speculative_tokens": K})
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +49,7 @@ def beside(module_database_url: str, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="module")
 def vllm(beside: Sidecar, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    engine = vllm_server(tmp_path_factory.mktemp("vllm"), speculative(DRAFT))
+    engine = vllm_server(tmp_path_factory.mktemp("vllm"), speculative_config(DRAFT))
     with running(live_updates(with_plugin(engine, beside.url))):
         yield engine
 
@@ -133,7 +137,7 @@ def test_it_accepts_what_a_server_accepts_that_was_started_with_the_draft(
     live.replace(order(noisy, "v2", DRAFT, "v1"), digest_of_list(noisy))
     loaded = greedy(vllm, beside)
     live.replace(order(DRAFT, "v1", noisy, "v2"), None)
-    with running(with_plugin(vllm_server(tmp_path, speculative(noisy)), beside.url)) as other:
+    with running(with_plugin(vllm_server(tmp_path, speculative_config(noisy)), beside.url)) as other:
         started = greedy(other, beside)
     assert (loaded[0], of_all(loaded[1])) == (started[0], of_all(started[1]))
 

@@ -16,7 +16,15 @@ from driftguard.retraining.engines.vllm_update import VllmUpdate
 from tests.alerting.http_receiver import wait_until
 from tests.live import clients
 from tests.live.processes import Sidecar, of_all, sidecar
-from tests.live.servers import DRAFT, Engine, K, needs_vllm, running, vllm_server, with_plugin
+from tests.live.servers import (
+    DRAFT,
+    Engine,
+    needs_vllm,
+    running,
+    speculative_config,
+    vllm_server,
+    with_plugin,
+)
 from tests.live.test_vllm_live_update import order
 from tests.live.test_vllm_server import own_counts, since
 
@@ -32,8 +40,7 @@ def beside(module_database_url: str, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="module")
 def vllm(beside: Sidecar, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    speculative = {"method": "draft_model", "model": str(DRAFT), "num_speculative_tokens": K}
-    engine = vllm_server(tmp_path_factory.mktemp("vllm"), json.dumps(speculative))
+    engine = vllm_server(tmp_path_factory.mktemp("vllm"), speculative_config(DRAFT))
     with running(with_plugin(engine, beside.url)):
         yield engine
 

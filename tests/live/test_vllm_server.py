@@ -17,7 +17,13 @@ from tests.alerting.http_receiver import wait_until
 from tests.live import clients, predicted
 from tests.live.install import ARCTIC
 from tests.live.processes import of_all, proxy, sidecar, wire
-from tests.live.scraped import assert_a_kill_loses_nothing, condition, scraping, windows_are
+from tests.live.scraped import (
+    assert_a_kill_loses_nothing,
+    assert_windows_are_of_the_draft_of_each_life,
+    condition,
+    scraping,
+    windows_are,
+)
 from tests.live.servers import (
     DRAFT,
     TARGET,
@@ -28,18 +34,18 @@ from tests.live.servers import (
     needs_suffix,
     needs_vllm,
     running,
+    speculative_config,
     vllm_server,
 )
 
 pytestmark = [needs_vllm, pytest.mark.live, pytest.mark.timeout(900)]
 
-SPECULATIVE = json.dumps({"method": "draft_model", "model": str(DRAFT), "num_speculative_tokens": K})
 RECORDED = [clients.completion, clients.streamed_completion, clients.chat, clients.streamed_chat]
 
 
 @pytest.fixture(scope="module")
 def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    with running(vllm_server(tmp_path_factory.mktemp("vllm"), SPECULATIVE)) as engine:
+    with running(vllm_server(tmp_path_factory.mktemp("vllm"), speculative_config(DRAFT))) as engine:
         yield engine
 
 
@@ -85,7 +91,7 @@ def test_its_acceptance_is_predicted_from_what_it_generated(vllm: Engine, tmp_pa
 
 def test_its_acceptance_is_predicted_at_temperature_1(tmp_path: Path) -> None:
     """With its own way of verifying sampled answers, which a fault of it hides on a CPU: `mended_vllm`."""
-    engine = vllm_server(tmp_path, SPECULATIVE)
+    engine = vllm_server(tmp_path, speculative_config(DRAFT))
     mended = Path(__file__).parent / "mended_vllm"
     engine.environment = {**engine.environment, "PYTHONPATH": str(mended)}
     with running(engine):
@@ -181,6 +187,15 @@ def test_windows_add_up_to_its_own_counters_though_it_is_killed(
     )
 
 
+def test_windows_are_of_the_draft_that_each_life_was_started_with(database_url: str, tmp_path: Path) -> None:
+    """Another draft is announced, and comes with the next start: here the target itself, which keeps all."""
+    vllm = vllm_server(tmp_path, speculative_config(DRAFT))
+    other = [
+        speculative_config(TARGET) if part == speculative_config(DRAFT) else part for part in vllm.command
+    ]
+    assert_windows_are_of_the_draft_of_each_life(vllm, other, own_counts, tmp_path, database_url)
+
+
 @pytest.fixture(scope="module")
 def eagle3_head(tmp_path_factory: pytest.TempPathFactory) -> Path:
     head = tmp_path_factory.mktemp("eagle3") / "head"
@@ -213,8 +228,7 @@ def test_other_methods_are_counted_alike(
 @needs_bentoml
 def test_windows_of_a_vllm_in_bentoml_add_up_to_its_own_counters(database_url: str, tmp_path: Path) -> None:
     """BentoML 1.4 hands its directory of metrics to its vLLM, whose series then stand twice in `/metrics`."""
-    speculative = {"method": "draft_model", "model": str(DRAFT), "num_speculative_tokens": K}
-    inside = vllm_server(tmp_path, json.dumps(speculative))
+    inside = vllm_server(tmp_path, speculative_config(DRAFT))
     with (
         running(in_bentoml(inside, tmp_path)) as bentoml,
         sidecar(tmp_path / "sidecar", database_url, scraping(bentoml.url)) as beside,
