@@ -138,7 +138,7 @@ def _segment(
         segment=state.names[code],
         verdict=verdict,
         requests=int(state.drafted_requests[state.segment_of_stratum == code].sum()),
-        requests_needed=_missing(config, state, rows, code, learning),
+        requests_needed=_missing(config, state, code, learning),
         baseline=baseline,
         recent=at_present,
         mean_per_request=mean,
@@ -197,13 +197,11 @@ def _learning(state: StreamState, newest: Columns) -> int | None:
     return int(np.bincount(unwatched).argmax())
 
 
-def _missing(
-    config: DetectorConfig, state: StreamState, rows: Columns, code: int, learning: int | None
-) -> int:
+def _missing(config: DetectorConfig, state: StreamState, code: int, learning: int | None) -> int:
     if learning is not None:
         known, size = int(state.reference[learning, 0]), int(state.reference_size[learning])
         if state.of_windows[learning] and known > 0:
-            size = max(size, usual_windows_of(config, state, learning, rows.ended_at(-1)))
+            size = max(size, usual_windows_of(config, state, learning))
         return max(size - known, 1)
     return FIRST_CHECK if state.newest_baseline(code) is None else 0  # nothing was drafted yet, or watched
 

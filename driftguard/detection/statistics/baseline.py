@@ -206,12 +206,16 @@ def needed_requests(sums: Floats, minimum_drop: float) -> int:
     return max(FIRST_CHECK, math.ceil(spread), math.ceil(wanted))
 
 
-def usual_windows(sums: Floats, seconds: float, minimum_drop: float) -> int:
-    """How many windows like these, sums [SUMS] of n >= 1 in so many seconds, are long enough to be usual: an
-    hour of them, or, on a busy server, the draft tokens that a reference period of requests has."""
+def usual_windows(sums: Floats, ended_at: Floats, minimum_drop: float) -> int:
+    """How many windows like these, sums [SUMS] of n >= 2 that ended at [T] seconds, are long enough to be
+    usual: an hour of them, or, on a busy server, the draft tokens that a reference period of requests has.
+
+    An hour by what lies between most of them, so that no time without windows and no jump of a clock counts.
+    """
     requests = max((SIZE_FACTOR * USUAL_SPREAD / minimum_drop) ** 2, float(FIRST_CHECK))
-    by_tokens = requests * USUAL_TOKENS / float(sums[3])
-    return math.ceil(float(sums[0]) * min(by_tokens, USUAL_SECONDS / max(seconds, 1.0)))
+    by_tokens = requests * USUAL_TOKENS / float(sums[3]) * float(sums[0])
+    apart = max(float(np.median(np.diff(ended_at))), 1.0)
+    return math.ceil(min(by_tokens, USUAL_SECONDS / apart))
 
 
 def baselines(

@@ -290,7 +290,7 @@ def _windows_learned(
         return state, windows + WINDOW_REFERENCE
     state = _with(state, "windows", code, learn(own.x, own.drafted.astype(np.float64)))
     state = _with(state, "cut_off", code, NORMAL_CUT_OFF)
-    usual = usual_windows_of(config, state, code, now)
+    usual = usual_windows_of(config, state, code)
     return state, needed_windows(windows, _inflation(state, code, now), runs, usual)
 
 
@@ -308,9 +308,12 @@ def _without_first(state: StreamState, code: int, windows: int) -> StreamState:
     return _with(state, "reference_size", code, max(len(rows) + 1, WINDOW_REFERENCE))
 
 
-def usual_windows_of(config: DetectorConfig, state: StreamState, code: int, now: float) -> int:
-    """Of a stratum of windows whose reference period is under way, at `now` in seconds since 1970."""
-    return usual_windows(state.reference[code], now - float(state.reference_since[code]), config.minimum_drop)
+def usual_windows_of(config: DetectorConfig, state: StreamState, code: int) -> int:
+    """Of a stratum of windows whose reference period is under way; 0 where the history has one at most."""
+    ended_at = _reference_rows(state, code).ended_ms / 1000.0
+    if len(ended_at) < 2:
+        return 0
+    return usual_windows(state.reference[code], ended_at, config.minimum_drop)
 
 
 def _reference_rows(state: StreamState, code: int) -> Columns:

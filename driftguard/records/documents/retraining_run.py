@@ -45,8 +45,9 @@ class Comparison:
     """Paired comparison of one group. parent, candidate: parts of single draft tokens that the target keeps,
     means over requests; difference: of the two, with one-sided bounds. accepted_parent, accepted_candidate:
     accepted per draft token at the K in use, which is what records hold and pages call acceptance, as
-    expected by these requests; accepted_margin: half the width of the 95% interval of accepted_candidate.
-    None where nothing is drafted, or of a run of an earlier version."""
+    expected by these requests; accepted_margin: half the width of the 95% interval of accepted_candidate;
+    drafted_requests: those among them that are long enough to be drafted for. None where nothing is drafted,
+    or of a run of an earlier version."""
 
     group: str
     changed: bool
@@ -59,18 +60,20 @@ class Comparison:
     accepted_parent: float | None = None
     accepted_candidate: float | None = None
     accepted_margin: float | None = None
+    drafted_requests: int | None = None
 
     def expected_range(self, live_requests: float = math.inf) -> tuple[float, float] | None:
         """The 95% interval of accepted_candidate; or with `live_requests`, the one in which the acceptance of
-        so many requests of the same traffic lies. None where it is not known.
+        so many requests of the same traffic lies, all of them drafted for. None where it is not known.
 
-        Formula: accepted_candidate -/+ accepted_margin * sqrt(1 + requests / live_requests). Assumption: live
-        requests differ among each other as the held-out ones do.
+        Formula: accepted_candidate -/+ accepted_margin * sqrt(1 + drafted_requests / live_requests).
+        Assumption: live requests differ among each other as the held-out ones do.
         Source: Hahn, Meeker, Statistical Intervals (1991), chapter 4, of the mean of m future observations.
         """
-        if self.accepted_candidate is None or self.accepted_margin is None:
+        margin, known = self.accepted_margin, self.drafted_requests
+        if self.accepted_candidate is None or margin is None or known is None:
             return None
-        half = self.accepted_margin * math.sqrt(1.0 + self.requests / live_requests)
+        half = margin * math.sqrt(1.0 + known / live_requests)
         return max(self.accepted_candidate - half, 0.0), min(self.accepted_candidate + half, 1.0)
 
 

@@ -127,6 +127,7 @@ def _compare(name: str, changed: bool, groups: Sequence[GroupScores], alpha: flo
         accepted.rate if accepted else None,
         expected.rate if expected else None,
         _margin(expected) if expected else None,
+        expected.requests if expected else None,
     )
 
 
@@ -212,7 +213,7 @@ def _told(gain: Comparison, k: int) -> str:
         return "no held-out answer of the changed traffic is long enough to be drafted for"
     return (
         f"accepted per draft token at K = {k} expected to go from {from_to(now, candidate)} "
-        f"({from_to(*expected)} at 95%) on the changed traffic, by {gain.requests} held-out requests "
+        f"({from_to(*expected)} at 95%) on the changed traffic, by {gain.drafted_requests} held-out requests "
         f"(single draft tokens kept: {gain.parent:.3f}, then {gain.candidate:.3f})"
     )
 

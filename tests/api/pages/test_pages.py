@@ -192,7 +192,7 @@ def test_a_run_says_what_the_gate_decided(scene: Scene, open_page: Opener) -> No
             f"{group['difference']:+.3f} {group['lower']:+.3f} to {group['upper']:+.3f}"
         )
     (first, _) = gate["groups"]
-    half = first["accepted_margin"] * (1 + first["requests"] / part["requests"]) ** 0.5
+    half = first["accepted_margin"] * (1 + first["drafted_requests"] / part["requests"]) ** 0.5
     low, high = (first["accepted_candidate"] + sign * half for sign in (-1, 1))
     watched = page.locator("[data-live=watch] tr", has_text="summaries").last
     expect(watched).to_contain_text(f"above the {low:.2f} to {high:.2f} expected")

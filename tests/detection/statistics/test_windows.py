@@ -120,7 +120,7 @@ def test_a_reference_period_is_ten_lifetimes_of_a_request_where_they_are_told() 
     [
         (20_000, WINDOW_REFERENCE),  # a busy server
         (2_000, 50),  # 100,000 draft tokens, as of 430 requests
-        (50, 362),  # an hour
+        (50, 360),  # an hour
     ],
 )
 def test_a_baseline_is_of_an_hour_or_of_as_many_tokens_as_of_requests(
@@ -129,6 +129,23 @@ def test_a_baseline_is_of_an_hour_or_of_as_many_tokens_as_of_requests(
     _, findings = run(windows(np.random.default_rng(60), [0.5] * 500, drafted, overdispersion=1.0))
     ready = next(finding for finding in findings if isinstance(finding, BaselineReady))
     assert ready.requests == windows_needed
+
+
+def test_an_hour_is_of_windows_whatever_the_clock_says() -> None:
+    """A sidecar that is away for a night after three windows, and a clock that goes a day forward or back."""
+    for lost in (43_200.0, 86_400.0, -86_400.0):
+        batch = windows(np.random.default_rng(63), [0.5] * 500, 50, overdispersion=1.0)
+        later = np.where(np.arange(500) < 3, 0.0, lost)
+        batch = replace(batch, ended_at=batch.ended_at + later, started_at=batch.started_at + later)
+        _, findings = run(batch)
+        ready = next(finding for finding in findings if isinstance(finding, BaselineReady))
+        assert ready.requests == pytest.approx(360, abs=1)  # the window after the gap may be left out
+
+
+def test_how_many_windows_are_missing_is_told_from_the_second_on() -> None:
+    batch = windows(np.random.default_rng(64), [0.5] * 100, 50, overdispersion=1.0)
+    missing = [describe(CONFIG, run(batch[:n])[0]).segments[0].requests_needed for n in (2, 3, 12, 100)]
+    assert missing == [358, 357, 348, 260]
 
 
 @pytest.mark.parametrize(("odd", "drafted"), [(12, 300), (60, 300), (3, 20_000)])

@@ -53,7 +53,9 @@ def test_it_is_told_whether_acceptance_is_what_the_gate_expected() -> None:
 def gate(*groups: tuple[str, float | None, float | None]) -> Decision:
     """(group, accepted_candidate, accepted_margin), by 40 requests each."""
     compared = tuple(
-        Comparison(name, name.startswith("changed:"), 40, 0.4, 0.7, 0.3, 0.25, 0.35, 0.3, expected, margin)
+        Comparison(
+            name, name.startswith("changed:"), 40, 0.4, 0.7, 0.3, 0.25, 0.35, 0.3, expected, margin, 40
+        )
         for name, expected, margin in groups
     )
     return Decision(True, "", compared[0], compared, (), {}, GateRules(0.02, 0.02))

@@ -78,8 +78,10 @@ def test_acceptance_is_told_as_records_count_it_with_its_interval() -> None:
     )
 
 
-def test_the_interval_holds_what_other_requests_of_the_same_traffic_accept() -> None:
-    """In 95 of 100: of all that may come, and of as many live ones as there are."""
+@pytest.mark.parametrize("too_short", [0, 360])
+def test_the_interval_holds_what_other_requests_of_the_same_traffic_accept(too_short: int) -> None:
+    """In 95 of 100: of all that may come, and of as many live ones as there are. Answers too short to be drafted
+    for tell nothing, however many they are."""
     generator = np.random.default_rng(3)
     ends = (
         generator.uniform(0.1, 0.9, 200_000),
@@ -95,7 +97,9 @@ def test_the_interval_holds_what_other_requests_of_the_same_traffic_accept() -> 
         return DraftScores([0.5] * requests, (4.0 * lengths[chosen]).tolist(), accepted.tolist(), 1.0)
 
     for _ in range(runs):
-        held_out, live = draw(40), draw(60)
+        drawn, live = draw(40), draw(60)
+        none = [0.0] * too_short
+        held_out = DraftScores([0.5] * (40 + too_short), drawn.drafted + none, drawn.accepted + none, 1.0)
         gain = judge(GroupScores("changed:german", True, 40, held_out, held_out)).gain
         low, high = gain.expected_range() or (0.0, 0.0)
         inside += low <= truth <= high
