@@ -53,14 +53,15 @@ class SglangUpdate(LiveUpdate):
         self._first = Path()  # directory of the draft that it was started with
         self._version_before = ""
         self._known: dict[str, Checksums] = {}  # by version
-        self._was_cut_off = False
         self._may_be_open = False
 
     def version(self) -> str:
         return self._weight_version().removeprefix(LOADED)
 
     def recover(self, version: str) -> str | None:
-        """Where it has started again since, loading this version may be why."""
+        """Where it has started again since, loading this version may be why. It has not where it has any note
+        that a draft is being loaded, which may be the draft before, to be put back.
+        """
         self._resume()
         self._may_be_open = self._was_cut_off = True
         self._end_session()
@@ -88,6 +89,7 @@ class SglangUpdate(LiveUpdate):
         if not self._is_ready():
             raise EngineRefused(f"the server at {self.shown} was paused by somebody else")
         self._version_before = self._weight_version()
+        self._was_cut_off |= self._version_before.startswith(LOADING)
         self._known = {} if self._was_cut_off else {order.previous_version: found}
 
     def _load(self, path: str | None, version: str, digest: str | None) -> None:
