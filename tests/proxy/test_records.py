@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 from driftguard.proxy import upstream
 from driftguard.records import PROBE_SEGMENT
 from tests.alerting.http_receiver import wait_until
+from tests.conftest import PATIENCE_SECONDS
 from tests.proxy.engines import COMPACT, Json, sglang, triton, vllm
 from tests.proxy.serving import Setup, answering, proxied
 
@@ -253,6 +254,42 @@ def test_records_follow_a_draft_that_was_loaded_into_sglang(monkeypatch: pytest.
             return [record.draft_version for record in await setup.sidecar.wait_for(5)]
 
     assert asyncio.run(scenario()) == ["v1", "v2", "v2", "v1", "v2"]
+
+
+def test_records_follow_an_sglang_that_refused_to_tell_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A 429 of a gateway says nothing of the draft; who refuses for good may be another server."""
+    monkeypatch.setattr(upstream, "FOLLOW_SECONDS", 0.01)
+    monkeypatch.setattr(upstream, "RETRY_SECONDS", 0.01)
+    told, asked = [(200, "driftguard:v2")], asyncio.Event()
+
+    async def model_info(_: web.BaseRequest) -> web.StreamResponse:
+        asked.set()
+        status, version = told[0]
+        return web.json_response({"weight_version": version}, status=status)
+
+    async def scenario() -> list[str]:
+        async with proxied(
+            answering(sglang), model_info=model_info, engine="sglang", draft_version="v1"
+        ) as setup:
+            for answer in [
+                (200, "driftguard:v2"),
+                (429, ""),
+                (404, ""),
+                (200, "driftguard:v3"),
+                (200, "default"),
+            ]:
+                told[0] = answer
+                for _ in range(3):  # the question under way may get the answer before
+                    asked.clear()
+                    async with asyncio.timeout(PATIENCE_SECONDS):
+                        await asked.wait()
+                await _ask(setup, CHAT)
+            return [record.draft_version for record in await setup.sidecar.wait_for(5)]
+
+    with capture_logs() as logs:
+        assert asyncio.run(scenario()) == ["v2", "v2", "v1", "v3", "v1"]
+    refusals = [line["status"] for line in logs if line["event"].startswith("the upstream does not tell")]
+    assert refusals == [429, 404]
 
 
 def test_nothing_that_is_said_leaves_the_proxy(capfd: pytest.CaptureFixture[str]) -> None:
