@@ -35,7 +35,9 @@ class Upstream:
         self._models_url = self.url + "/v1/models"
         self.loaded: str | None = None
         key = settings.upstream_api_key
-        self._headers = {"Authorization": f"Bearer {key.get_secret_value()}"} if key else {}
+        self._headers = {"Accept-Encoding": "identity"}  # nothing is decompressed here
+        if key:
+            self._headers["Authorization"] = f"Bearer {key.get_secret_value()}"
         self.engine: Engine = "unknown" if settings.engine == "auto" else settings.engine
 
     async def identify(self, session: aiohttp.ClientSession) -> None:
