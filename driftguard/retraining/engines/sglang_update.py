@@ -9,6 +9,7 @@
     /end_weight_update
     /weights_checker                           the draft that serves is another one than before
     /continue_generation                       whatever happened
+    /flush_cache?timeout=5                     where it was refused before
 
 The routes are those of sglang.srt.entrypoints.http_server in SGLang 0.5.23. An error while tensors are
 read or loaded ends its scheduler, and with it the server. So tensors are compared here with those of the
@@ -40,6 +41,7 @@ _NEEDED: Final = {  # of /server_info
     "weight_cache_mode": "off",  # else its scheduler ends
     "disaggregation_mode": "null",
 }
+_IDLE_SECONDS: Final = 5  # in which SGLang waits for a moment without any request
 Checksums = list[dict[str, str]]  # of each rank, by the tensor's name
 log = structlog.get_logger(__name__)
 
@@ -96,10 +98,11 @@ class SglangUpdate(LiveUpdate):
         if path is None:
             raise EngineRefused(f"the files of draft {version} are gone")
         parts = sglang_tensors.parts_of(self._looked_at(Path(path), digest), self._ranks)
+        is_flushed = False
         self._note(LOADING + version)
         try:
             self._call("POST", "/pause_generation", {"mode": "retract"})
-            self._flush()
+            is_flushed = self._flush()
             self._begin()
             try:
                 self._send(parts, version)
@@ -111,6 +114,8 @@ class SglangUpdate(LiveUpdate):
         finally:
             self._end_session()
             self._resume()
+        if not is_flushed:
+            self._flush_when_idle()
 
     def _looked_at(self, directory: Path, digest: str | None) -> list[Tensor]:
         """What cannot be found wrong with it here can end the server."""
@@ -124,11 +129,26 @@ class SglangUpdate(LiveUpdate):
             raise EngineRefused(error.detail) from error
         return tensors
 
-    def _flush(self) -> None:
+    def _flush(self) -> bool:
+        """Paused, SGLang ignores its queue, but neither grammars that it compiles for requests nor copies of a
+        hierarchical cache.
+        """
         try:
             self._call("POST", "/flush_cache")
         except Answered as error:
-            log.warning("the prefix cache keeps what the old draft computed", reason=error.detail)
+            log.info("the prefix cache is not flushed yet", answer=error.detail)
+            return False
+        return True
+
+    def _flush_when_idle(self) -> None:
+        try:
+            self._call("POST", f"/flush_cache?timeout={_IDLE_SECONDS}")
+        except EngineRefused as error:
+            log.warning(
+                "the prefix cache keeps what the old draft computed: acceptance may be lower at first",
+                url=self.shown,
+                reason=error.detail,
+            )
 
     def _begin(self) -> None:
         self._may_be_open = True

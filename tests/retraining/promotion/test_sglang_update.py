@@ -14,6 +14,7 @@ from uuid import UUID
 
 import pytest
 from safetensors.torch import load_file, save_file
+from structlog.testing import capture_logs
 
 from driftguard.retraining.engines import live_update, sglang_tensors
 from driftguard.retraining.engines.live_update import MayBePaused
@@ -130,6 +131,26 @@ def test_one_fault_at_any_step(live: Live, monkeypatch: pytest.MonkeyPatch, step
     else:
         assert live.sglang.version == "default"
         assert "draft v1 was not replaced" in outcome.reason
+
+
+@pytest.mark.parametrize(
+    ("queued", "refusals", "is_flushed"), [(3, 0, True), (0, 1, True), (3, 1, False), (0, 2, False)]
+)
+def test_what_the_old_draft_computed_is_flushed_or_told(
+    live: Live, queued: int, refusals: int, is_flushed: bool
+) -> None:
+    """Paused, SGLang flushes in spite of a queue; a grammar that is compiled then may prevent it."""
+    settings = live.settings()
+    made = passed_the_gate(live.database, settings)
+    live.sglang.queued = queued
+    live.sglang.faults["/flush_cache"] = "refuse", 0, refusals
+    with capture_logs() as logs:
+        outcome = promote(live.database, settings, made.id, made.incident_id)
+    assert (outcome.state, live.served(), live.sglang.is_paused) == ("rolling_out", NEW, False)
+    assert live.sglang.has_old_prefixes is not is_flushed
+    warnings = [line["reason"] for line in logs if line["log_level"] == "warning"]
+    assert len(warnings) == (not is_flushed)
+    assert all("Flush cache failed" in reason for reason in warnings)
 
 
 @pytest.mark.parametrize("fault", ["lose", "hang"])
