@@ -62,7 +62,7 @@ class LiveUpdate(ABC):
     def recover(self, version: str) -> str | None:
         """Resumes a server into which this version was being loaded, and ends a session that was left.
 
-        Returns why the version must not be loaded again; None: it may be. Raises MayBePaused.
+        Returns why the version must not be loaded again now; None: it may be. Raises MayBePaused.
         """
 
     def replace(self, order: Order, digest: str | None) -> None:

@@ -419,6 +419,21 @@ def test_a_worse_draft_is_taken_back_live(live: Live) -> None:
     assert live.calls() == []
 
 
+def test_a_rollback_that_was_cut_off_waits_where_the_server_has_started_again(live: Live) -> None:
+    """The sidecar was down for long. What the server started with may be the draft before already."""
+    settings = live.settings()
+    run_id = live.watched(settings)
+    live.change(run_id, "watch", verdict="worse")
+    assert live.settled(settings, run_id) == "rolling_back"
+    live.change(run_id, "rollout", live="begun", until=datetime.now(UTC) - timedelta(hours=1))
+    live.sglang.start()
+    sent = live.sglang.calls.count("/update_weights_from_tensor")
+    assert live.settled(settings, run_id) == "rolling_back"
+    assert live.sglang.calls.count("/update_weights_from_tensor") == sent
+    serves(live.database, OLD)
+    assert live.settled(settings, run_id) == "rolled_back"
+
+
 def test_records_are_awaited_for_as_long_as_the_server_says_that_it_serves_the_draft(live: Live) -> None:
     settings = live.settings()
     made = passed_the_gate(live.database, settings)
