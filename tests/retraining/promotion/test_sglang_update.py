@@ -202,6 +202,15 @@ def other_configuration(directory: Path) -> None:
     (directory / "config.json").write_text(json.dumps({**found, "rms_norm_eps": 0.5}))
 
 
+def no_object(directory: Path) -> None:
+    (directory / "config.json").write_text("[]")
+
+
+def another_member_without_a_name(directory: Path) -> None:
+    found = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**found, "": 1}))
+
+
 def half_a_file(directory: Path) -> None:
     content = (directory / "model.safetensors").read_bytes()
     (directory / "model.safetensors").write_bytes(content[: len(content) // 2])
@@ -228,6 +237,8 @@ def a_list_of_other_files(directory: Path) -> None:
     [
         (other_shape, r"the tensors of the draft differ .*: model\.norm\.weight is \(4,\), not \(16,\)"),
         (other_configuration, r"the config\.json of the draft differ.*: rms_norm_eps is 0\.5, not"),
+        (no_object, r"config\.json of the draft cannot be read: Expected `object`, got `array`"),
+        (another_member_without_a_name, r"the config\.json of the draft differ.*:  is 1, not None"),
         (half_a_file, r"model\.safetensors of the draft cannot be read: it has more or fewer bytes"),
         (other_type, r"the tensor .* is F64, not one of BF16, F16, F32"),
         (bytes_of_another_shape, r"the tensor .* has \d+ bytes, not those of its shape"),
