@@ -89,7 +89,7 @@ class SglangUpdate(LiveUpdate):
             )
         found = self._checksums()
         if not self._is_ready():
-            raise EngineRefused(f"the server at {self.shown} was paused by somebody else")
+            raise EngineRefused(f"the server at {self.shown} is paused, or not ready")
         self._version_before = self._weight_version()
         self._was_cut_off |= self._version_before.startswith(LOADING)
         self._known = {} if self._was_cut_off else {order.previous_version: found}
