@@ -130,8 +130,8 @@ class SglangUpdate(LiveUpdate):
         return tensors
 
     def _flush(self) -> bool:
-        """Paused, SGLang ignores its queue, but neither grammars that it compiles for requests nor copies of a
-        hierarchical cache.
+        """Paused, SGLang ignores its queue, but neither grammars that it compiles nor a hierarchical cache
+        that copies.
         """
         try:
             self._call("POST", "/flush_cache")
