@@ -35,7 +35,9 @@ class Upstream:
         self._models_url = self.url + "/v1/models"
         self.loaded: str | None = None
         key = settings.upstream_api_key
-        self._headers = {"Authorization": f"Bearer {key.get_secret_value()}"} if key else {}
+        self._headers = {"Accept-Encoding": "identity"}  # nothing is decompressed here
+        if key:
+            self._headers["Authorization"] = f"Bearer {key.get_secret_value()}"
         self.engine: Engine = "unknown" if settings.engine == "auto" else settings.engine
 
     async def identify(self, session: aiohttp.ClientSession) -> None:
@@ -51,27 +53,35 @@ class Upstream:
             _log.warning("the built-in engine sends records itself (--sidecar): its requests pass unrecorded")
 
     async def follow(self, session: aiohttp.ClientSession) -> None:
-        """Identifies it, then keeps `loaded` up to date until it refuses to tell."""
+        """Identifies it, then keeps `loaded` up to date."""
         await self.identify(session)
+        refused_with = 0
         while self.engine == "sglang":
+            pause = FOLLOW_SECONDS
             try:
                 async with session.get(
                     self.url + "/model_info", headers=self._headers, timeout=TIMEOUT
                 ) as answer:
                     content = await answer.read()
-                if 400 <= answer.status < 500:
-                    _log.warning(
-                        "drafts that are loaded live keep the draft version of the settings in records; if "
-                        "the upstream needs a key, set proxy.upstream_api_key",
-                        path="/model_info",
-                        status=answer.status,
-                    )
-                    return
                 if answer.ok:
                     self._note(sglang.weight_version_in(content))
+                    refused_with = 0
+                elif answer.status < 500:
+                    pause = RETRY_SECONDS
+                    if answer.status in (401, 403, 404):  # it may be another server; others pass
+                        self.loaded = None
+                    if answer.status != refused_with:
+                        refused_with = answer.status
+                        _log.warning(
+                            "the upstream does not tell which draft serves; if it needs a key, set "
+                            "proxy.upstream_api_key",
+                            path="/model_info",
+                            status=answer.status,
+                            draft_version=self.loaded or "as in the settings",
+                        )
             except (aiohttp.ClientError, TimeoutError, OSError, AnswerUnreadable) as error:
                 _log.debug("the upstream does not tell its weight version", error=str(error))
-            await asyncio.sleep(FOLLOW_SECONDS)
+            await asyncio.sleep(pause)
 
     def _note(self, version: str) -> None:
         if version.startswith(sglang.LOADING):

@@ -6,15 +6,18 @@ import asyncio
 import json
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
 
 from driftguard.proxy import upstream
 from driftguard.records import PROBE_SEGMENT
+from driftguard.settings import ProxySettings
 from tests.alerting.http_receiver import wait_until
+from tests.conftest import PATIENCE_SECONDS
 from tests.proxy.engines import COMPACT, Json, sglang, triton, vllm
-from tests.proxy.serving import Setup, answering, proxied
+from tests.proxy.serving import Setup, answering, proxied, served
 
 CHAT: Json = {"model": "org/model", "messages": [{"role": "user", "content": "secret prompt"}]}
 PATH = "/v1/chat/completions"
@@ -253,6 +256,71 @@ def test_records_follow_a_draft_that_was_loaded_into_sglang(monkeypatch: pytest.
             return [record.draft_version for record in await setup.sidecar.wait_for(5)]
 
     assert asyncio.run(scenario()) == ["v1", "v2", "v2", "v1", "v2"]
+
+
+def test_records_follow_an_sglang_that_refused_to_tell_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A 429 of a gateway says nothing of the draft; who refuses for good may be another server."""
+    monkeypatch.setattr(upstream, "FOLLOW_SECONDS", 0.01)
+    monkeypatch.setattr(upstream, "RETRY_SECONDS", 0.01)
+    told, asked = [(200, "driftguard:v2")], asyncio.Event()
+
+    async def model_info(_: web.BaseRequest) -> web.StreamResponse:
+        asked.set()
+        status, version = told[0]
+        return web.json_response({"weight_version": version}, status=status)
+
+    async def scenario() -> list[str]:
+        async with proxied(
+            answering(sglang), model_info=model_info, engine="sglang", draft_version="v1"
+        ) as setup:
+            for answer in [
+                (200, "driftguard:v2"),
+                (429, ""),
+                (404, ""),
+                (200, "driftguard:v3"),
+                (200, "default"),
+            ]:
+                told[0] = answer
+                for _ in range(3):  # the question under way may get the answer before
+                    asked.clear()
+                    async with asyncio.timeout(PATIENCE_SECONDS):
+                        await asked.wait()
+                await _ask(setup, CHAT)
+            return [record.draft_version for record in await setup.sidecar.wait_for(5)]
+
+    with capture_logs() as logs:
+        assert asyncio.run(scenario()) == ["v2", "v2", "v1", "v3", "v1"]
+    refusals = [line["status"] for line in logs if line["event"].startswith("the upstream does not tell")]
+    assert refusals == [429, 404]
+
+
+def test_an_upstream_that_compresses_its_answers_is_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an nginx before it does for whoever accepts it."""
+    monkeypatch.setattr(upstream, "FOLLOW_SECONDS", 0.01)
+
+    def compressed(request: web.BaseRequest, found: Json) -> web.Response:
+        answer = web.json_response(found)
+        if "gzip" in request.headers.get("Accept-Encoding", ""):
+            answer.enable_compression(web.ContentCoding.gzip)
+        return answer
+
+    async def engine(request: web.BaseRequest) -> web.StreamResponse:
+        if request.path == "/v1/models":
+            return compressed(request, {"data": [{"id": "m", "owned_by": "sglang"}]})
+        return compressed(request, {"weight_version": "driftguard:v2"})
+
+    async def scenario() -> None:
+        async with served(engine) as url, aiohttp.ClientSession(auto_decompress=False) as session:
+            asked = upstream.Upstream(ProxySettings(upstream=url))
+            following = asyncio.create_task(asked.follow(session))
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while asked.loaded is None:
+                    assert not following.done(), "it took the upstream for another engine"
+                    await asyncio.sleep(0.01)
+            following.cancel()
+            assert (asked.engine, asked.loaded) == ("sglang", "v2")
+
+    asyncio.run(scenario())
 
 
 def test_nothing_that_is_said_leaves_the_proxy(capfd: pytest.CaptureFixture[str]) -> None:

@@ -69,6 +69,8 @@ class SglangStub:
     version: str = "default"
     is_paused: bool = False
     session: str | None = None
+    queued: int = 0  # requests, all the time
+    has_old_prefixes: bool = True
     starts: int = 0
     changed_while_running: bool = False
     faults: dict[str, tuple[Fault, int, int]] = field(default_factory=dict)
@@ -110,6 +112,9 @@ class SglangStub:
         if path == "/weights_checker":
             return self._checksums(body)
         if path == "/flush_cache":
+            if self.queued and not self.is_paused:  # managers/scheduler.py: Scheduler.flush_cache
+                raise Refused("Flush cache failed.")
+            self.has_old_prefixes = False
             return {}
         if path in ("/pause_generation", "/continue_generation"):
             self.is_paused = path == "/pause_generation"
@@ -234,7 +239,9 @@ def running(stub: SglangStub) -> Iterator[SglangStub]:
                 self.answer(status, found)
 
         def _refuse(self, path: str) -> None:
-            if path in ("/begin_weight_update", "/update_weights_from_tensor", "/end_weight_update"):
+            if path == "/flush_cache":  # a grammar is compiled, or a hierarchical cache copies
+                self.answer(400, "Flush cache failed.\n")
+            elif path in ("/begin_weight_update", "/update_weights_from_tensor", "/end_weight_update"):
                 self.answer(400, {"success": False, "message": "not supported while they are cached"})
             else:
                 self.answer(500, {"message": "Internal Server Error"})

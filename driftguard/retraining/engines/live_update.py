@@ -1,7 +1,7 @@
 """Puts another draft into a running server: what is the same whatever the server is.
 
 A draft is loaded while requests wait, and they go on whatever happened. Where half a draft may have been
-loaded, the draft before is loaded again.
+loaded, now or by an update that was cut off, the draft before is loaded again.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ class LiveUpdate(ABC):
         self.shown = address(url)
         self._secrets = Secrets([*secrets_of_url(url), key or ""])
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._was_cut_off = False  # an update before this one, which may have loaded half a draft
 
     @abstractmethod
     def version(self) -> str:
@@ -61,7 +62,7 @@ class LiveUpdate(ABC):
     def recover(self, version: str) -> str | None:
         """Resumes a server into which this version was being loaded, and ends a session that was left.
 
-        Returns why the version must not be loaded again; None: it may be. Raises MayBePaused.
+        Returns why the version must not be loaded again now; None: it may be. Raises MayBePaused.
         """
 
     def replace(self, order: Order, digest: str | None) -> None:
@@ -70,14 +71,20 @@ class LiveUpdate(ABC):
         `digest`: of the list of checksums that its files must have; None: they may have any list, or none.
         Raises NotOffered, MayBePaused, or EngineRefused, which says what became of the draft before.
         """
-        self._offered(order)
+        try:
+            self._offered(order)
+        except NotOffered:
+            raise
+        except EngineRefused as error:
+            raise (_either if self._was_cut_off else _not_replaced)(error.detail, order) from error
         try:
             self._load(order.draft_path, order.draft_version, digest)
         except MayBePaused:
             raise
-        except MayBeLoaded as error:
-            self._look_again(order, error.detail)
         except EngineRefused as error:
+            if self._was_cut_off or isinstance(error, MayBeLoaded):
+                self._look_again(order, error.detail)
+                return
             self._end_session()
             self._leave_alone()
             raise _not_replaced(error.detail, order) from error
@@ -96,9 +103,8 @@ class LiveUpdate(ABC):
         except MayBePaused:
             raise
         except EngineRefused as error:
-            raise EngineRefused(
-                f"{reason}; draft {previous} could not be put back ({error.detail}): either draft, or a mix "
-                "of both, serves until the server is restarted"
+            raise _either(
+                f"{reason}; draft {previous} could not be put back ({error.detail})", order
             ) from None
         if untouched:
             raise _not_replaced(reason, order)
@@ -179,3 +185,10 @@ class LiveUpdate(ABC):
 
 def _not_replaced(reason: str, order: Order) -> EngineRefused:
     return EngineRefused(f"{reason}; draft {order.previous_version} was not replaced")
+
+
+def _either(reason: str, order: Order) -> EngineRefused:
+    return EngineRefused(
+        f"{reason}; draft {order.previous_version}, draft {order.draft_version}, or a mix of both, serves "
+        "until the server is restarted"
+    )

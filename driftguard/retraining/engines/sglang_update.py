@@ -9,6 +9,7 @@
     /end_weight_update
     /weights_checker                           the draft that serves is another one than before
     /continue_generation                       whatever happened
+    /flush_cache?timeout=5                     where it was refused before
 
 The routes are those of sglang.srt.entrypoints.http_server in SGLang 0.5.23. An error while tensors are
 read or loaded ends its scheduler, and with it the server. So tensors are compared here with those of the
@@ -40,6 +41,7 @@ _NEEDED: Final = {  # of /server_info
     "weight_cache_mode": "off",  # else its scheduler ends
     "disaggregation_mode": "null",
 }
+_IDLE_SECONDS: Final = 5  # in which SGLang waits for a moment without any request
 Checksums = list[dict[str, str]]  # of each rank, by the tensor's name
 log = structlog.get_logger(__name__)
 
@@ -53,14 +55,15 @@ class SglangUpdate(LiveUpdate):
         self._first = Path()  # directory of the draft that it was started with
         self._version_before = ""
         self._known: dict[str, Checksums] = {}  # by version
-        self._was_cut_off = False
         self._may_be_open = False
 
     def version(self) -> str:
         return self._weight_version().removeprefix(LOADED)
 
     def recover(self, version: str) -> str | None:
-        """Where it has started again since, loading this version may be why."""
+        """Where it has started again since, loading this version may be why. It has not where it has any note
+        that a draft is being loaded, which may be the draft before, to be put back.
+        """
         self._resume()
         self._may_be_open = self._was_cut_off = True
         self._end_session()
@@ -86,18 +89,20 @@ class SglangUpdate(LiveUpdate):
             )
         found = self._checksums()
         if not self._is_ready():
-            raise EngineRefused(f"the server at {self.shown} was paused by somebody else")
+            raise EngineRefused(f"the server at {self.shown} is paused, or not ready")
         self._version_before = self._weight_version()
+        self._was_cut_off |= self._version_before.startswith(LOADING)
         self._known = {} if self._was_cut_off else {order.previous_version: found}
 
     def _load(self, path: str | None, version: str, digest: str | None) -> None:
         if path is None:
             raise EngineRefused(f"the files of draft {version} are gone")
         parts = sglang_tensors.parts_of(self._looked_at(Path(path), digest), self._ranks)
+        is_flushed = False
         self._note(LOADING + version)
         try:
             self._call("POST", "/pause_generation", {"mode": "retract"})
-            self._flush()
+            is_flushed = self._flush()
             self._begin()
             try:
                 self._send(parts, version)
@@ -109,6 +114,8 @@ class SglangUpdate(LiveUpdate):
         finally:
             self._end_session()
             self._resume()
+        if not is_flushed:
+            self._flush_when_idle()
 
     def _looked_at(self, directory: Path, digest: str | None) -> list[Tensor]:
         """What cannot be found wrong with it here can end the server."""
@@ -122,11 +129,26 @@ class SglangUpdate(LiveUpdate):
             raise EngineRefused(error.detail) from error
         return tensors
 
-    def _flush(self) -> None:
+    def _flush(self) -> bool:
+        """Paused, SGLang ignores its queue, but neither grammars that it compiles nor a hierarchical cache
+        that copies.
+        """
         try:
             self._call("POST", "/flush_cache")
         except Answered as error:
-            log.warning("the prefix cache keeps what the old draft computed", reason=error.detail)
+            log.info("the prefix cache is not flushed yet", answer=error.detail)
+            return False
+        return True
+
+    def _flush_when_idle(self) -> None:
+        try:
+            self._call("POST", f"/flush_cache?timeout={_IDLE_SECONDS}")
+        except EngineRefused as error:
+            log.warning(
+                "the prefix cache keeps what the old draft computed: acceptance may be lower at first",
+                url=self.shown,
+                reason=error.detail,
+            )
 
     def _begin(self) -> None:
         self._may_be_open = True

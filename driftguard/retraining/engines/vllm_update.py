@@ -43,6 +43,7 @@ class VllmUpdate(LiveUpdate):
         """Workers look at a draft before they load it, so that loading it again does no harm."""
         del version
         self._resume()
+        self._was_cut_off = True
         self._end_session()
         return None
 

@@ -143,9 +143,10 @@ def _update_again(
     state: _Rolling,
 ) -> None:
     asked = retrain_runs.rollout_of(run)
+    not_live = replace(asked, live="no", until=datetime.now(UTC) + ASK_AGAIN_AFTER)
     log.error("a live update was cut off; the server is resumed", run=str(run.id), server=run.server)
     if engine.live is None:
-        _store(database, run.id, state, replace(asked, live="no"))
+        _store(database, run.id, state, not_live)
         raise EngineRefused(f"{run.server} may be paused, and engines.update_url is no longer set")
     refusal = engine.live.recover(asked.version)
     if info.draft.version == asked.version:  # its records came before this process could note that it is done
@@ -154,8 +155,8 @@ def _update_again(
     if refusal is None:
         refusal = _order_again(database, engine, info, run, state)
     else:
-        log.error("it is not updated again", run=str(run.id), reason=refusal)
-        _store(database, run.id, state, replace(asked, live="no"))
+        log.error("it is not updated again now", run=str(run.id), reason=refusal)
+        _store(database, run.id, state, not_live)
     if refusal is not None and state == "rolling_out":
         with database.session() as session:
             now = datetime.now(UTC)

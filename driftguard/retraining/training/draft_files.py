@@ -7,7 +7,6 @@ tensor its type, shape, and where its bytes are), then the bytes of all tensors
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,10 +119,10 @@ def _tensors_in(path: Path) -> list[Tensor]:
 def _configuration_of(directory: Path) -> Mapping[str, Any]:
     """What of config.json tells how the tensors are used."""
     try:
-        found = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        found = msgspec.json.decode((directory / "config.json").read_bytes(), type=dict[str, Any])
     except (OSError, ValueError) as error:
         raise DraftRefused(f"config.json of the draft cannot be read: {error}") from None
-    return {name: value for name, value in found.items() if name not in _ANY and name[0] != "_"}
+    return {name: value for name, value in found.items() if name not in _ANY and not name.startswith("_")}
 
 
 def _compare(what: str, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> None:

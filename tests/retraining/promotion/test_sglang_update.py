@@ -10,9 +10,11 @@ import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from safetensors.torch import load_file, save_file
+from structlog.testing import capture_logs
 
 from driftguard.retraining.engines import live_update, sglang_tensors
 from driftguard.retraining.engines.live_update import MayBePaused
@@ -128,8 +130,27 @@ def test_one_fault_at_any_step(live: Live, monkeypatch: pytest.MonkeyPatch, step
         assert live.sglang.version == LOADED + OLD
     else:
         assert live.sglang.version == "default"
-        touched = STEPS.index(step) >= STEPS.index("/update_weight_version")
-        assert "draft v1 was not replaced" in outcome.reason or not touched
+        assert "draft v1 was not replaced" in outcome.reason
+
+
+@pytest.mark.parametrize(
+    ("queued", "refusals", "is_flushed"), [(3, 0, True), (0, 1, True), (3, 1, False), (0, 2, False)]
+)
+def test_what_the_old_draft_computed_is_flushed_or_told(
+    live: Live, queued: int, refusals: int, is_flushed: bool
+) -> None:
+    """Paused, SGLang flushes in spite of a queue; a grammar that is compiled then may prevent it."""
+    settings = live.settings()
+    made = passed_the_gate(live.database, settings)
+    live.sglang.queued = queued
+    live.sglang.faults["/flush_cache"] = "refuse", 0, refusals
+    with capture_logs() as logs:
+        outcome = promote(live.database, settings, made.id, made.incident_id)
+    assert (outcome.state, live.served(), live.sglang.is_paused) == ("rolling_out", NEW, False)
+    assert live.sglang.has_old_prefixes is not is_flushed
+    warnings = [line["reason"] for line in logs if line["log_level"] == "warning"]
+    assert len(warnings) == (not is_flushed)
+    assert all("Flush cache failed" in reason for reason in warnings)
 
 
 @pytest.mark.parametrize("fault", ["lose", "hang"])
@@ -181,6 +202,15 @@ def other_configuration(directory: Path) -> None:
     (directory / "config.json").write_text(json.dumps({**found, "rms_norm_eps": 0.5}))
 
 
+def no_object(directory: Path) -> None:
+    (directory / "config.json").write_text("[]")
+
+
+def another_member_without_a_name(directory: Path) -> None:
+    found = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**found, "": 1}))
+
+
 def half_a_file(directory: Path) -> None:
     content = (directory / "model.safetensors").read_bytes()
     (directory / "model.safetensors").write_bytes(content[: len(content) // 2])
@@ -207,6 +237,8 @@ def a_list_of_other_files(directory: Path) -> None:
     [
         (other_shape, r"the tensors of the draft differ .*: model\.norm\.weight is \(4,\), not \(16,\)"),
         (other_configuration, r"the config\.json of the draft differ.*: rms_norm_eps is 0\.5, not"),
+        (no_object, r"config\.json of the draft cannot be read: Expected `object`, got `array`"),
+        (another_member_without_a_name, r"the config\.json of the draft differ.*:  is 1, not None"),
         (half_a_file, r"model\.safetensors of the draft cannot be read: it has more or fewer bytes"),
         (other_type, r"the tensor .* is F64, not one of BF16, F16, F32"),
         (bytes_of_another_shape, r"the tensor .* has \d+ bytes, not those of its shape"),
@@ -262,13 +294,11 @@ def test_a_server_that_ends_and_is_back_at_once(live: Live) -> None:
     assert live.sglang.version == "default"
 
 
-@pytest.mark.parametrize("step", ["/pause_generation", "/update_weights_from_tensor", "/end_weight_update"])
-def test_killed_while_the_server_is_paused(live: Live, tmp_path: Path, step: str) -> None:
-    settings = live.settings()
-    made = passed_the_gate(live.database, settings)
+def kill_at(live: Live, tmp_path: Path, run_id: UUID, settings: Settings, step: str) -> None:
+    """A promotion is killed while it waits for the answer to this step."""
     live.sglang.faults[step] = "hang", 0, 1
     url = live.database.url.render_as_string(hide_password=False)
-    arguments = [url, str(tmp_path / "data"), live.command, str(made.id), live.sglang.url, "sglang"]
+    arguments = [url, str(tmp_path / "data"), live.command, str(run_id), live.sglang.url, "sglang"]
     process = subprocess.Popen([sys.executable, "-m", "tests.retraining.restarted", *arguments])
     wait_until(lambda: live.sglang.hung.is_set() or process.poll() is not None, step)
     process.kill()
@@ -276,11 +306,61 @@ def test_killed_while_the_server_is_paused(live: Live, tmp_path: Path, step: str
     live.sglang.release.set()
     assert live.sglang.is_paused
     wait_until(lambda: live.unsettled(settings) == [SERVER], "the end of the killed run's lock")
+
+
+def kill_half_way(live: Live, tmp_path: Path, run_id: UUID, settings: Settings) -> None:
+    """As if it had been killed after the first of several parts."""
+    kill_at(live, tmp_path, run_id, settings, "/begin_weight_update")
+    name, new = next(iter(load_file(live.new / "model.safetensors").items()))
+    live.sglang.tensors[name] = new
+    assert (live.served(), live.sglang.version) == ("a mix", LOADING + NEW)
+
+
+@pytest.mark.parametrize("step", ["/pause_generation", "/update_weights_from_tensor", "/end_weight_update"])
+def test_killed_while_the_server_is_paused(live: Live, tmp_path: Path, step: str) -> None:
+    settings = live.settings()
+    made = passed_the_gate(live.database, settings)
+    kill_at(live, tmp_path, made.id, settings, step)
     assert live.settled(settings, made.id) == "rolling_out"
     assert (live.sglang.is_paused, live.sglang.session, live.served()) == (False, None, NEW)
     assert live.calls() == []
     serves(live.database, NEW)
     assert live.settled(settings, made.id) == "watching"
+
+
+@pytest.mark.parametrize("refused", ["/pause_generation", "/begin_weight_update", "files"])
+def test_an_update_that_goes_on_from_half_a_draft_is_refused(
+    live: Live, tmp_path: Path, refused: str
+) -> None:
+    """Nothing was loaded this time, and yet the draft before does not serve."""
+    settings = live.settings()
+    made = passed_the_gate(live.database, settings)
+    kill_half_way(live, tmp_path, made.id, settings)
+    if refused == "files":
+        shutil.rmtree(live.new)
+    else:
+        live.sglang.faults[refused] = "refuse", 0, 1
+    assert live.settled(settings, made.id) == "failed"
+    assert (live.served(), live.sglang.version) == (OLD, LOADED + OLD)
+    assert (live.sglang.is_paused, live.sglang.session) == (False, None)
+    assert "draft v1 was put back and serves" in (live.run(made.id).reason or "")
+
+
+@pytest.mark.parametrize(("step", "times"), [("/server_info", 1), ("/begin_weight_update", 2)])
+def test_half_a_draft_that_no_later_update_replaces_is_told_each_time(
+    live: Live, tmp_path: Path, step: str, times: int
+) -> None:
+    settings = live.settings()
+    made = passed_the_gate(live.database, settings)
+    kill_half_way(live, tmp_path, made.id, settings)
+    live.sglang.faults[step] = "refuse", 0, times
+    assert live.settled(settings, made.id) == "failed"
+    first = live.run(made.id).reason or ""
+    live.sglang.faults["/begin_weight_update"] = "refuse", 0, 2
+    outcome = promote(live.database, settings, made.id, made.incident_id)
+    assert live.served() == "a mix"
+    for reason in (first, outcome.reason):
+        assert "draft v1, draft v2, or a mix of both, serves until the server is restarted" in reason
 
 
 @pytest.mark.parametrize(
@@ -332,7 +412,7 @@ def test_a_server_that_somebody_else_paused_stays_paused(live: Live) -> None:
     made = passed_the_gate(live.database, settings)
     outcome = promote(live.database, settings, made.id, made.incident_id)
     assert (outcome.state, live.sglang.is_paused, live.served()) == ("failed", True, OLD)
-    assert "was paused by somebody else" in outcome.reason
+    assert "is paused, or not ready" in outcome.reason
 
 
 def test_a_worse_draft_is_taken_back_live(live: Live) -> None:
@@ -348,6 +428,21 @@ def test_a_worse_draft_is_taken_back_live(live: Live) -> None:
     serves(live.database, OLD)
     assert live.settled(settings, run_id) == "rolled_back"
     assert live.calls() == []
+
+
+def test_a_rollback_that_was_cut_off_waits_where_the_server_has_started_again(live: Live) -> None:
+    """The sidecar was down for long. What the server started with may be the draft before already."""
+    settings = live.settings()
+    run_id = live.watched(settings)
+    live.change(run_id, "watch", verdict="worse")
+    assert live.settled(settings, run_id) == "rolling_back"
+    live.change(run_id, "rollout", live="begun", until=datetime.now(UTC) - timedelta(hours=1))
+    live.sglang.start()
+    sent = live.sglang.calls.count("/update_weights_from_tensor")
+    assert live.settled(settings, run_id) == "rolling_back"
+    assert live.sglang.calls.count("/update_weights_from_tensor") == sent
+    serves(live.database, OLD)
+    assert live.settled(settings, run_id) == "rolled_back"
 
 
 def test_records_are_awaited_for_as_long_as_the_server_says_that_it_serves_the_draft(live: Live) -> None:
