@@ -99,7 +99,9 @@ def test_the_interval_holds_what_other_requests_of_the_same_traffic_accept(too_s
     for _ in range(runs):
         drawn, live = draw(40), draw(60)
         none = [0.0] * too_short
-        held_out = DraftScores([0.5] * (40 + too_short), drawn.drafted + none, drawn.accepted + none, 1.0)
+        held_out = DraftScores(
+            [0.5] * (40 + too_short), [*drawn.drafted, *none], [*drawn.accepted, *none], 1.0
+        )
         gain = judge(GroupScores("changed:german", True, 40, held_out, held_out)).gain
         low, high = gain.expected_range() or (0.0, 0.0)
         inside += low <= truth <= high
