@@ -80,8 +80,10 @@ def test_acceptance_is_told_as_records_count_it_with_its_interval() -> None:
 
 @pytest.mark.parametrize("too_short", [0, 360])
 def test_the_interval_holds_what_other_requests_of_the_same_traffic_accept(too_short: int) -> None:
-    """In 95 of 100: of all that may come, and of as many live ones as there are. Answers too short to be drafted
-    for tell nothing, however many they are."""
+    """In 95 of 100: of all that may come, and of as many live ones as there are.
+
+    Answers that are too short for a draft tell nothing, however many they are.
+    """
     generator = np.random.default_rng(3)
     ends = (
         generator.uniform(0.1, 0.9, 200_000),
