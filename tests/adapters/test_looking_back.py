@@ -18,7 +18,7 @@ from tests.adapters.fake_engines import MODEL, FakeVllm, K
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
 SEED = 3
-WINDOWS, CHANGE_AT, STEPS = 60, 40, 200
+WINDOWS, CHANGE_AT, STEPS = 60, 40, 2_400
 
 
 def vllm_line(at: datetime, accepted: list[int], steps: int) -> str:

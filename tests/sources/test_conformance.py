@@ -42,7 +42,7 @@ from tests.sources.served import ok, served
 
 SEED = 20261122
 BEFORE, AFTER = 30, 15  # windows
-STEPS = 200  # of a window
+STEPS = 2_400  # of a window
 
 
 def history() -> list[list[int]]:
