@@ -86,8 +86,8 @@ def test_one_fault_at_any_step(live: Live, monkeypatch: pytest.MonkeyPatch, step
     """The server goes on with one whole draft, and the run says with which."""
     settings = live.settings(promote_timeout_seconds=1.0 if fault == "hang" else 60.0)
     if fault == "hang":
-        monkeypatch.setattr(live_update, "ANSWER_SECONDS", 1.0)
-        monkeypatch.setattr(live_update, "LOAD_SECONDS", 1.0)
+        monkeypatch.setattr(live_update, "ANSWER_SECONDS", 3.0)
+        monkeypatch.setattr(live_update, "LOAD_SECONDS", 3.0)
     made = passed_the_gate(live.database, settings)
     live.vllm.faults[step] = fault, 1
     outcome = promote(live.database, settings, made.id, made.incident_id)

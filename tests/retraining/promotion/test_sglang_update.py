@@ -106,8 +106,8 @@ def test_each_rank_of_tensor_parallelism_gets_all_tensors(live: Live) -> None:
 def test_one_fault_at_any_step(live: Live, monkeypatch: pytest.MonkeyPatch, step: str, fault: Fault) -> None:
     """The server goes on with one whole draft, and the run says with which."""
     if fault == "hang":
-        monkeypatch.setattr(live_update, "ANSWER_SECONDS", 1.0)
-        monkeypatch.setattr(live_update, "LOAD_SECONDS", 1.0)
+        monkeypatch.setattr(live_update, "ANSWER_SECONDS", 3.0)
+        monkeypatch.setattr(live_update, "LOAD_SECONDS", 3.0)
     settings = live.settings()
     made = passed_the_gate(live.database, settings)
     live.sglang.faults[step] = fault, 0, 1
