@@ -75,7 +75,8 @@ def test_records_of_a_mix_of_requests_add_up_to_its_own_counters(
         records, own = beside.records(), since(vllm, before)
     ours = of_all(records)
     print(f"ours {ours}, its own {own}")
-    assert own["accepted"] > 100
+    # How many is chance: its CPU backend verifies at temperatures that were never set (docs/sources.md).
+    assert all(own.values())
     assert {name: ours[name] for name in own} == own
     assert {(record.target, record.num_speculative_tokens) for record in records} == {(clients.MODEL, K)}
     rules = {(record.temperature, record.acceptance_rule) for record in records}
