@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Literal, Protocol
 
+import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from driftguard_engine.kv_cache import Span
 
@@ -33,6 +36,82 @@ class TokenModel(Protocol):
         """As `forward`, without logits."""
         ...
 
+    def decode(
+        self, token_ids: Tensor, starts: Tensor, slots: Tensor, counts: Tensor | None = None
+    ) -> Tensor:
+        """Logits [B, T, V] of token_ids [B, T]; row b continues slots[b] at position starts[b]. All int64.
+
+        counts [B]: of each row only so many tokens are needed, 0 .. T; None: all. Whatever lies behind them
+        has no meaning, and is left out where no row needs it.
+        """
+        ...
+
+    def decode_into(
+        self,
+        logits: Tensor,
+        token_ids: Tensor,
+        chosen: Tensor | None,
+        starts: Tensor,
+        slots: Tensor,
+        wanted: Tensor | None = None,
+    ) -> None:
+        """As `decode`, the first n logits of one token of each row, into logits [B, n], rows at any stride.
+
+        chosen [B] int64: these tokens' places among all B * T, the last ones needed; None: T is 1. wanted [B]
+        bool: rows that need logits; None: all.
+        """
+        ...
+
     def copy(self, source: int, span: Span) -> None:
         """Fills the span's positions from slot `source`, which holds the same tokens up to its end."""
         ...
+
+
+class DecodesBySpans:
+    """`decode` and `decode_into` of a `TokenModel` by its `forward`: what is needed is computed, and nothing
+    else; other logits are 0, or left as they are. All tensors but logits are read on the host."""
+
+    def forward(self, token_ids: Sequence[int], spans: Sequence[Span]) -> Tensor:
+        raise NotImplementedError
+
+    @torch.inference_mode()
+    def decode(
+        self, token_ids: Tensor, starts: Tensor, slots: Tensor, counts: Tensor | None = None
+    ) -> Tensor:
+        needed = [token_ids.shape[1]] * len(token_ids) if counts is None else counts.tolist()
+        logits = self._decoded_spans(token_ids, starts, slots, needed)
+        if min(needed) == max(needed):
+            return logits.view(len(needed), needed[0], -1)
+        return pad_sequence(list(logits.split(needed)), batch_first=True)
+
+    @torch.inference_mode()
+    def decode_into(
+        self,
+        logits: Tensor,
+        token_ids: Tensor,
+        chosen: Tensor | None,
+        starts: Tensor,
+        slots: Tensor,
+        wanted: Tensor | None = None,
+    ) -> None:
+        batch, width = token_ids.shape
+        rows = list(range(batch)) if wanted is None else wanted.nonzero()[:, 0].tolist()
+        needed = [0] * batch
+        for row, place in enumerate(range(batch) if chosen is None else chosen.tolist()):
+            needed[row] = place - row * width + 1 if row in rows else 0
+        found = self._decoded_spans(token_ids, starts, slots, needed)
+        lasts = [last - 1 for row, last in enumerate(accumulate(needed)) if needed[row]]
+        if len(lasts) < len(found):
+            found = found[lasts]
+        logits[rows if len(rows) < batch else slice(None)] = found[:, : logits.shape[1]].to(
+            logits.device, logits.dtype
+        )
+
+    def _decoded_spans(
+        self, token_ids: Tensor, starts: Tensor, slots: Tensor, needed: Sequence[int]
+    ) -> Tensor:
+        """Logits [N, V] of the first needed[b] tokens of each row, row after row."""
+        places = zip(slots.tolist(), starts.tolist(), needed, strict=True)
+        spans = [Span(slot, start, count) for slot, start, count in places if count]
+        flat = [token for row, count in zip(token_ids.tolist(), needed, strict=True) for token in row[:count]]
+        return self.forward(flat, spans)

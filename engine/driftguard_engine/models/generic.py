@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from driftguard_engine.kv_cache import SlotCache, Span
+from driftguard_engine.models.base import DecodesBySpans
 
 ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention"})
 
@@ -70,7 +71,7 @@ def _fresh(stored: Tensor) -> Tensor:
     return stored.transpose(0, 1).clone(memory_format=torch.contiguous_format)[None]
 
 
-class GenericModel:
+class GenericModel(DecodesBySpans):
     """Any transformers causal language model with a slot cache. See `TokenModel`."""
 
     path: Literal["lean", "generic"] = "generic"

@@ -22,6 +22,7 @@ from driftguard_engine.kernels.cuda.launcher import Launcher
 from driftguard_engine.kernels.layer_kernels import LayerKernels, LayerOps, obstacle
 from driftguard_engine.kernels.layer_self_test import failure
 from driftguard_engine.kv_cache import SlotCache, Span
+from driftguard_engine.models.base import DecodesBySpans
 from driftguard_engine.models.linear import MINIMUM_ROWS, choose
 from driftguard_engine.models.llama_weights import Layer, heads_of, layer_of, norm_of, rotation
 from driftguard_engine.upload import upload
@@ -29,7 +30,7 @@ from driftguard_engine.upload import upload
 _ALIGNMENT_BYTES = 64
 
 
-class LlamaModel:
+class LlamaModel(DecodesBySpans):
     """A model of the Llama family with its slot cache. See `TokenModel`."""
 
     path: Literal["lean", "generic"] = "lean"
@@ -82,25 +83,38 @@ class LlamaModel:
         self._rows_are_aligned = row_bytes % _ALIGNMENT_BYTES == 0
 
     @torch.inference_mode()
-    def decode(self, token_ids: Tensor, starts: Tensor, slots: Tensor) -> Tensor:
-        """Logits [B, T, V] of token_ids [B, T]; row b continues slots[b] at position starts[b].
+    def decode(
+        self, token_ids: Tensor, starts: Tensor, slots: Tensor, counts: Tensor | None = None
+    ) -> Tensor:
+        """See `TokenModel`. Where the tensors are on the CPU, they are read there.
 
-        As `forward`, but all that varies is read on the device: nothing waits for it, and the call can be
-        captured in a CUDA graph. Positions may reach `spare` beyond max_length.
+        Else, and by kernels, nothing waits for a value and counts are not read: the call can be captured in a
+        CUDA graph. Positions may then reach `spare` beyond max_length.
         """
+        if self._reads_on_host(token_ids):
+            return super().decode(token_ids, starts, slots, counts)
         normed = self._decoded(token_ids, starts, slots)
         return self._head.apply(normed).view(*token_ids.shape, -1)
 
     @torch.inference_mode()
     def decode_into(
-        self, logits: Tensor, token_ids: Tensor, chosen: Tensor | None, starts: Tensor, slots: Tensor
+        self,
+        logits: Tensor,
+        token_ids: Tensor,
+        chosen: Tensor | None,
+        starts: Tensor,
+        slots: Tensor,
+        wanted: Tensor | None = None,
     ) -> None:
-        """As `decode`, the first n logits of one token of each row, into logits [B, n], rows at any stride.
-
-        chosen [B] int64: these tokens' places among all B * T; None: T is 1.
-        """
+        """See `TokenModel` and `decode`."""
+        if self._reads_on_host(token_ids):
+            super().decode_into(logits, token_ids, chosen, starts, slots, wanted)
+            return
         normed = self._decoded(token_ids, starts, slots)
         self._head.apply_into(normed if chosen is None else normed[chosen], logits)
+
+    def _reads_on_host(self, token_ids: Tensor) -> bool:
+        return token_ids.device.type == "cpu" and self._ops is layers
 
     def _decoded(self, token_ids: Tensor, starts: Tensor, slots: Tensor) -> Tensor:
         """What the head reads of every token, [B * T, hidden]."""

@@ -68,11 +68,16 @@ def test_the_lean_path_gives_the_logits_of_transformers(kind: str, changes: dict
     torch.testing.assert_close(in_pieces(LlamaModel(module, 3, 64)), expected(module), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("on_host", [True, False])
 @pytest.mark.parametrize(("kind", "changes"), LEAN)
 def test_the_lean_path_on_tensors_gives_the_logits_of_transformers(
-    kind: str, changes: dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch, kind: str, changes: dict[str, Any], on_host: bool
 ) -> None:
-    """Prefilled by spans, then decoded in a batch of two slots, a rejected run and beyond the context."""
+    """Prefilled by spans, then decoded in a batch of two slots, a rejected run and beyond the context.
+
+    on_host: as on the CPU, and not as on a GPU.
+    """
+    monkeypatch.setattr(LlamaModel, "_reads_on_host", lambda *_: on_host)
     module = new_module(kind, seed=1, vocabulary=VOCABULARY, **changes)
     model, ids = LlamaModel(module, 3, 40, spare=4), SEQUENCE[0].tolist()
     model.prefill([*ids[:20], *ids[:9]], [Span(2, 0, 20), Span(0, 0, 9)])
@@ -131,3 +136,38 @@ def test_what_the_lean_path_does_not_compute_it_does_not_claim(changes: dict[str
 
 def test_a_recurrent_state_is_not_supported() -> None:
     assert not generic_supports(AutoConfig.for_model("mamba", num_hidden_layers=2))
+
+
+@pytest.mark.parametrize(("kind", "path"), [("llama", "lean"), ("odd_llama", "lean"), ("gpt2", "generic")])
+def test_decoded_rows_depend_on_nothing_beside_them(kind: str, path: str) -> None:
+    """On the CPU, bit for bit: other rows, how many tokens those need, which of them are wanted."""
+    module, ids = new_module(kind, seed=1, vocabulary=VOCABULARY), SEQUENCE[0].tolist()
+
+    def new_model() -> TokenModel:
+        model = LlamaModel(module, 3, 64) if path == "lean" else GenericModel(module, 3, 64)
+        model.prefill([*ids[:20], *ids[:9], *ids[:5]], [Span(2, 0, 20), Span(0, 0, 9), Span(1, 0, 5)])
+        return model
+
+    def decoded(rows: list[int]) -> list[torch.Tensor]:
+        starts, slots, counts = ([each[row] for row in rows] for each in ([20, 9, 5], [2, 0, 1], [4, 1, 3]))
+        fed = [
+            [*ids[start : start + count], 0, 0, 0, 0][:4] for start, count in zip(starts, counts, strict=True)
+        ]
+        model = new_model()
+        places = torch.tensor(starts), torch.tensor(slots)
+        logits = model.decode(torch.tensor(fed), *places, torch.tensor(counts))
+        lasts, chosen = torch.full((len(rows), VOCABULARY), -7.0), torch.tensor(counts) - 1
+        chosen += 4 * torch.arange(len(rows))
+        model.decode_into(lasts, torch.tensor(fed), chosen, *places, torch.tensor([row != 1 for row in rows]))
+        return [
+            torch.cat([each[:count], last[None]])
+            for each, count, last in zip(logits, counts, lasts, strict=True)
+        ]
+
+    together = decoded([0, 1, 2])
+    for row, logits in enumerate(together):
+        if row == 1:
+            assert (logits[-1] == -7).all()
+        else:
+            assert torch.equal(logits[-1], logits[-2])
+            assert torch.equal(logits, decoded([row])[0])
