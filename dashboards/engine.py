@@ -58,14 +58,12 @@ def _now() -> list[Panel]:
         "draft_version": "Draft version",
         "method": "Method",
         "verify_backend": "Verification",
-        "loop": "Loop",
         "device": "Device",
         "dtype": "Precision",
     }
     serving = panels.rows_of(
         "What serves",
-        "Target, draft in service, the verify backend (cuda, or the reference on the CPU), and where the "
-        "state of decoding is kept.",
+        "Target, draft in service, and the verify backend (cuda, or the reference on the CPU).",
         {"Up": promql.gauge(f"{P}_info", by=tuple(labels))},
         labels,
         sort_by="Server",
@@ -251,10 +249,10 @@ def _speculation() -> list[Panel]:
         ),
         panels.lines(
             "Fallbacks",
-            "1 where the reference verifies, or the host takes part in steps, on a device that the engine's "
-            "own kernels and loop are meant for: slower, and the log says why.",
+            "1 where the reference verifies, or steps are not captured or run ahead, on a device that the "
+            "engine's own kernels are meant for: slower, and the log says why.",
             (promql.gauge(f"{P}_verify_fallback", by=ENGINE), "verification {{instance}}"),
-            (promql.gauge(f"{P}_loop_fallback", by=ENGINE), "loop {{instance}}"),
+            (promql.gauge(f"{P}_loop_fallback", by=ENGINE), "steps {{instance}}"),
             unit="none",
         ),
     ]

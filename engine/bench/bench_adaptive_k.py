@@ -78,7 +78,6 @@ def _engine(draft: str, concurrency: int, adaptive: bool, options: argparse.Name
             num_speculative_tokens=options.k,
             adaptive_k=adaptive,
             threads=options.threads,
-            loop=options.loop,
         )
     )
 
@@ -134,7 +133,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--learning-rounds", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--loop", choices=("host", "device"), default="host")
     return parser.parse_args()
 
 

@@ -18,13 +18,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import torch
 from driftguard_engine.kernels.reference.sampling import SamplingBatch
 from driftguard_engine.kernels.tensor_checks import checked_sampling
 from driftguard_engine.kv_cache import Span
 from driftguard_engine.models.base import TokenModel
 from driftguard_engine.models.loading import Placement, load
-from driftguard_engine.speculation import SpeculativeStep
+from driftguard_engine.speculation import Verification
+from driftguard_engine.verify import verification_of
 from torch import Tensor
 
 Result = TypeVar("Result")
@@ -73,17 +75,19 @@ def _costs(
     for _ in range(REPEATS):  # a slow moment of the machine affects all of them
         draws, step = _timed(lambda: _drawn(draft, settings))
         forward, _ = _timed(lambda: target.forward(fed, spans))
-        verify, _ = _timed(lambda: step.verify(logits, range(batch)))  # noqa: B023
+        verify, _ = _timed(lambda: step.verify(logits))  # noqa: B023
         times.append((forward, verify, draws))
     forward, verify, draws = (statistics.median(seen) for seen in zip(*times, strict=True))
     return forward, verify, draws
 
 
-def _drawn(draft: Tensor, settings: SamplingBatch) -> SpeculativeStep:
-    batch, drafted, vocabulary = draft.shape
-    step = SpeculativeStep(settings, [100] * batch, drafted, vocabulary, draft.device)
-    for draft_logits in draft.unbind(1):
-        step.draw(draft_logits, range(batch))
+def _drawn(draft: Tensor, settings: SamplingBatch) -> Verification:
+    batch, drafts, vocabulary = draft.shape
+    positions, drafted = np.full(batch, 100), torch.full((batch,), drafts, dtype=torch.int32)
+    step = verification_of(settings, positions, drafted, drafts, vocabulary, draft.dtype)
+    for each in range(drafts):
+        step.draft_logits[:, each] = draft[:, each]
+        step.draw(each)
     return step
 
 

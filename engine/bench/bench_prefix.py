@@ -27,7 +27,7 @@ def main() -> None:
         EngineConfig(options.target, options.draft, device=options.device, threads=options.threads)
     )
     rng = random.Random(SEED)
-    print(f"torch {torch.__version__}, {options.device}, {options.threads} threads, loop {engine.loop}")
+    print(f"torch {torch.__version__}, {options.device}, {options.threads} threads")
     new, known, reused = [], [], 0
     for repeat in range(options.repeats + 1):
         shared = _tokens(rng, options.shared)

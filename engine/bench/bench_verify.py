@@ -15,8 +15,7 @@ from collections.abc import Callable
 
 import torch
 from driftguard_engine.kernels.tensor_checks import checked_sampling
-from driftguard_engine.speculation import SpeculativeStep
-from driftguard_engine.verify import verify_chain
+from driftguard_engine.verify import verification_of, verify_chain
 from torch import Tensor
 
 _SECONDS = 0.5  # for which a call is repeated
@@ -70,6 +69,7 @@ def main() -> None:
     tokens = draft.softmax(-1).flatten(0, 1).multinomial(1).reshape(batch, drafted)
     lengths = torch.full((batch,), drafted)
     seed, position = torch.arange(batch), torch.full((batch,), 100)
+    one = torch.ones(batch, dtype=torch.int32)
 
     def sampling(
         temperature: float, top_k: int, top_p: float
@@ -98,8 +98,9 @@ def main() -> None:
         asked = checked_sampling(*arguments[:4], batch, draft.device)
 
         def draw_once() -> None:
-            step = SpeculativeStep(asked, [100] * batch, 1, size, draft.device)  # noqa: B023
-            step.draw(draft[:, 0], range(batch))
+            step = verification_of(asked, position.numpy(), one, 1, size, draft.dtype)  # noqa: B023
+            step.draft_logits[:, 0] = draft[:, 0]
+            step.draw(0)
 
         draw = microseconds(draw_once)
         print(f"{name:24}{verify:10.0f}{plain / verify:16.1f}{draw:12.0f}")

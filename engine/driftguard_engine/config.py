@@ -9,7 +9,6 @@ from typing import Literal
 Drafter = Literal["draft_model", "ngram", "none"]
 ModelPath = Literal["auto", "generic"]
 Device = Literal["cpu", "cuda"]
-Loop = Literal["auto", "host", "device"]
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -33,8 +32,6 @@ class EngineConfig:
     that the lean path cannot compute.
     prefix_reuse: where a prompt begins like an earlier one, the whole chunks of prefill_chunk_tokens that
     they share are not read again, as long as a slot still holds them.
-    loop: "device" keeps the state of decoding on the device, one step ahead of the host; "host" passes tokens
-    between host and device in every step; "auto" is "device" on CUDA where models and kernels allow it.
     threads: torch's CPU threads; None leaves torch's own choice.
     state_dir: directory in which the draft in service is kept over restarts; None keeps nothing.
     """
@@ -55,7 +52,6 @@ class EngineConfig:
     ngram_min_tokens: int = 2
     ngram_max_tokens: int = 4
     model_path: ModelPath = "auto"
-    loop: Loop = "auto"
     threads: int | None = None
     speculation: bool = True
     state_dir: Path | None = None
@@ -75,8 +71,6 @@ class EngineConfig:
             raise InvalidConfig(f"dtype: {self.dtype!r} is not one of {', '.join(DTYPES)}")
         if self.device not in ("cpu", "cuda"):
             raise InvalidConfig(f"device: {self.device!r} is not one of cpu, cuda")
-        if self.loop not in ("auto", "host", "device"):
-            raise InvalidConfig(f"loop: {self.loop!r} is not one of auto, host, device")
         if self.drafter not in ("draft_model", "ngram", "none"):
             raise InvalidConfig(f"drafter: {self.drafter!r} is not one of draft_model, ngram, none")
         if self.drafter == "draft_model" and not self.draft:

@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Literal
 
 import torch
 
@@ -25,11 +24,10 @@ from driftguard_engine.core import (
     Request,
     RequestOutput,
 )
-from driftguard_engine.decode.decoder import DeviceDecoder, llama_of
-from driftguard_engine.decode.placement import open_decoder, placement_of
+from driftguard_engine.decode.decoder import RowOutcome
+from driftguard_engine.decode.placement import open_decoder, placement_of, slower_because
 from driftguard_engine.decode.turns import Turns
 from driftguard_engine.drafters.base import Drafter
-from driftguard_engine.drafters.draft_model import DraftModelDrafter
 from driftguard_engine.drafters.factory import configured_draft, describe_draft, first_draft, open_draft
 from driftguard_engine.drafters.loaded import NO_DRAFT, Drafts, LoadedDraft
 from driftguard_engine.drafters.state_file import SavedDraft, save_draft
@@ -87,9 +85,11 @@ class Engine:
         self.target_directory = str(self._target.directory)
         self.max_length = self._target.model.max_length
         self._drafts = Drafts(draft or first_draft(config, self._target, self._placement))
-        self._decoder, self._obstacle = open_decoder(
+        self._decoder = open_decoder(
             config, self._target.model, self._target.eos_token_ids, self._drafts.drafter
         )
+        if (why := self.loop_fallback) is not None:
+            logger.error("decoding is slower than it could be: %s", why)
         self._scheduler = Scheduler(config.max_batch, config.prefill_chunk_tokens)
         policy = AdaptiveK(config.max_speculative_tokens) if config.adaptive_k else FixedK()
         self.drafting = DraftLengthController(policy)
@@ -147,10 +147,6 @@ class Engine:
         capture torch's allocator cannot give cached memory back, so that a step that needs memory would fail,
         and the device be taken for lost.
         """
-        if not isinstance(self._decoder, DeviceDecoder):
-            return
-        if isinstance(drafter, DraftModelDrafter):
-            llama_of(drafter)
         for shape in self._decoder.shapes(drafter):
             self._check_loads()
             with self._turns.turn():
@@ -242,15 +238,10 @@ class Engine:
         return sum(len(sequence.token_ids) for sequence in running)
 
     @property
-    def loop(self) -> Literal["host", "device"]:
-        """Where the state of decoding is kept."""
-        return "device" if isinstance(self._decoder, DeviceDecoder) else "host"
-
-    @property
     def loop_fallback(self) -> str | None:
-        """Why steps run on the host, or slower than they could, where the device loop is meant to decode."""
-        captured = self._decoder.capture_failure if isinstance(self._decoder, DeviceDecoder) else None
-        return captured or self._obstacle
+        """Why steps with the draft in service are slower on a GPU than they could be."""
+        slow = slower_because(self._placement.device, self._target.model, self._drafts.drafter)
+        return self._decoder.capture_failure or slow
 
     @property
     def backend(self) -> str:
@@ -284,7 +275,9 @@ class Engine:
                 self._prefill(schedule.prefill)
             if schedule.decode or self._decoder.in_flight:
                 rows = [self._sequences[name] for name in schedule.decode]
-                self._decode(rows, outputs, alone=not schedule.prefill)
+                counts = self._draft_counts(rows, alone=not schedule.prefill)
+                outcomes = self._decoder.step(rows, counts)  # drafts and verifies, see `decode.step.Step.run`
+                self._commit(outcomes, outputs)
         except Exception as error:  # every failure is handled here, so that no request hangs
             logger.exception("a step failed; %d running requests end with an error", len(self._sequences))
             reason = f"{type(error).__name__}: {error}"
@@ -351,8 +344,6 @@ class Engine:
         self._scheduler.remove(request_id)
         self._decoder.forget(sequence)
         if self._sequences.pop(request_id, None) is not None and sequence.draft is not _OFF:
-            if sequence.draft.drafter is not None:
-                sequence.draft.drafter.forget(request_id)
             self._drafts.release(sequence.draft)
         with self._changed:
             self._known.discard(request_id)
@@ -391,16 +382,16 @@ class Engine:
         for drafter, (ids, chunk_spans) in by_drafter.items():
             drafter.prefill(ids, chunk_spans)
 
-    def _decode(self, rows: list[RunningSequence], outputs: list[RequestOutput], *, alone: bool) -> None:
-        """Appends to outputs row by row, so that a failure does not lose the tokens of other rows.
+    def _draft_counts(self, rows: list[RunningSequence], *, alone: bool) -> Sequence[int]:
+        """alone: the step does nothing but decode, so its duration is that of decoding."""
+        asked = [DraftingRow(row.request.request_id, row.draft.info.version, row.draft_count) for row in rows]
+        return self.drafting.begin(asked, alone=alone).counts
 
-        alone: the step does nothing but decode, so its duration is that of decoding.
-        """
-        plan = self.drafting.begin(
-            [DraftingRow(row.request.request_id, row.draft.info.version, row.draft_count) for row in rows],
-            alone=alone,
-        )
-        outcomes, now = self._decoder.step(rows, plan.counts), _now()
+    def _commit(
+        self, outcomes: list[tuple[RunningSequence, RowOutcome]], outputs: list[RequestOutput]
+    ) -> None:
+        """Appends to outputs row by row, so that a failure does not lose the tokens of other rows."""
+        now = _now()
         given = {row.request.request_id: Given(row.draft_count, each.accepted) for row, each in outcomes}
         for row, outcome in outcomes:
             if outcome.error is not None:

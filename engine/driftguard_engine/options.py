@@ -35,12 +35,6 @@ class DeviceName(StrEnum):
     CUDA = "cuda"
 
 
-class LoopName(StrEnum):
-    AUTO = "auto"
-    HOST = "host"
-    DEVICE = "device"
-
-
 class LogLevel(StrEnum):
     DEBUG = "debug"
     INFO = "info"
@@ -77,14 +71,6 @@ class ModelOptions:
         _option("Number format of both models. Default: bfloat16 on CUDA, float32 on the CPU.", MODELS),
     ] = None
     device: Annotated[DeviceName, _option("Where both models run.", MODELS)] = DeviceName.CPU
-    loop: Annotated[
-        LoopName,
-        _option(
-            "Where the state of decoding is kept: on the device, so that no step waits for the host, or on "
-            "the host. Default: the device's on CUDA where models and kernels allow it.",
-            MODELS,
-        ),
-    ] = LoopName.AUTO
     threads: Annotated[int | None, _option("CPU threads of torch; without it torch chooses.", MODELS)] = None
     speculation: Annotated[
         bool, _option("Use speculative decoding. POST /admin/speculation changes it later.", MODELS)
@@ -202,7 +188,6 @@ def engine_config(models: ModelOptions, limits: LimitOptions, server: ServerOpti
         adaptive_k=models.adaptive_k,
         max_waiting=limits.max_waiting,
         prefix_reuse=limits.prefix_reuse,
-        loop=models.loop.value,
         threads=models.threads,
         speculation=models.speculation,
         state_dir=server.state_dir,

@@ -1,210 +1,190 @@
-"""One speculative step of a batch: draws drafts, and verifies them with the same distributions.
+"""Drawing and verifying in a step: by the kernels, or by the reference on the host.
 
-A drafter gives logits and gets tokens. The distribution of each token is kept here, so that no other one can
-be used to verify it.
+Both read the same distributions and the same noise. A row of logits without a finite maximum has no
+distribution: it draws -1, or its status says so, and other rows are what they are without it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from driftguard_engine.kernels import backend as by_kernels
-from driftguard_engine.kernels.backend import BackendName, launcher_of
+from driftguard_engine.kernels import verify as verify_kernels
 from driftguard_engine.kernels.cuda.launcher import Launcher
 from driftguard_engine.kernels.reference import verify as reference
 from driftguard_engine.kernels.reference.distribution import TokenDistributions
-from driftguard_engine.kernels.reference.exp2 import Singles
 from driftguard_engine.kernels.reference.sampling import EVERY, Index, Integers, SamplingBatch
-from driftguard_engine.kernels.reference.verify import Arrays, Chain, StepNoise, singles
-from driftguard_engine.kernels.tensor_checks import expect_distributions
+from driftguard_engine.kernels.reference.verify import Arrays, StepNoise, singles
+from driftguard_engine.kernels.tensor_checks import without_distribution
+from driftguard_engine.kernels.verify import SamplingTensors, Workspace
+
+_TARGET, _DRAFT = 1, 2  # whose logits have no distribution
 
 
 @dataclass(frozen=True, slots=True)
-class VerifyResult:
-    """The outcome of one verification for each of B rows."""
+class Verified:
+    """The outcome of a verification of B rows, on the device that computed it."""
 
-    tokens: Tensor  # [B, K+1] int64, padded with -1
-    accepted: Tensor  # [B] int64: draft tokens kept
-    emitted: Tensor  # [B] int64: accepted + 1
+    tokens: Tensor  # [B, T] int64: the accepted drafts and one token of the target's own, padded with -1
+    accepted: Tensor  # [B] int64 or int32: draft tokens kept; -1 where the status is not 0
+    status: (
+        Tensor  # [B] int64 or int32: 0, or which logits have no distribution (1 the target's, 2 the draft's)
+    )
 
 
-class SpeculativeStep:
-    """Of B rows with up to K drafts each, over V tokens. `proposals` [B] are the drafts so far.
+class Verification(Protocol):
+    """One step of B rows with up to K drafts each, over V tokens. It is made with `drafted` [B]: how many
+    drafts each row has, read at every call.
 
-    In the reference, verification computes the target's distributions only: the drafts' are kept from
-    drawing.
+    The distribution of each token that is drawn is kept, so that no other one can be used to verify it. Where
+    nothing was drawn or offered, the draft tokens are guesses, whose distribution is a point mass.
     """
+
+    draft_tokens: Tensor  # [B, K] int64; an id that the vocabulary lacks (-1: no proposal) is rejected
+    draft_logits: Tensor  # [B, K, V]: where a draft model writes its logits
+
+    def draw(self, step: int) -> None:
+        """Draws draft token `step` of the rows that have more drafts, from draft_logits[:, step]."""
+        ...
+
+    def offer(self, logits: Tensor, tokens: Tensor) -> None:
+        """Takes all draft tokens [B, K], which were drawn elsewhere from these raw logits [B, K, V]."""
+        ...
+
+    def verify(self, target_logits: Tensor) -> Verified:
+        """By the rule of `verify.verify_chain`. target_logits: raw, [B, T, V], drafted < T <= K + 1."""
+        ...
+
+
+class KernelVerification:
+    """See `Verification`. Nothing waits for the device: all but `offer` can be captured in a CUDA graph."""
 
     def __init__(
         self,
-        sampling: SamplingBatch,
-        positions: Sequence[int],
+        launcher: Launcher,
+        sampling: SamplingTensors,
+        drafted: Tensor,
         drafts: int,
         vocabulary: int,
-        device: torch.device,
-        backend: BackendName = "auto",
+        dtype: torch.dtype,
     ) -> None:
-        """positions [B]: index in each row's sequence of the first token that this step gives it, >= 0.
+        """drafted: int32. drafts: K. dtype: of both models' logits, one that the kernels read."""
+        batch, device = len(sampling.seed), sampling.seed.device
+        self._launcher, self._sampling, self._drafted = launcher, sampling, drafted
+        self._drawn = False
+        self._space = Workspace.empty(batch, drafts, vocabulary, device, sampling.narrows)
+        self.draft_logits = torch.empty(batch, drafts, vocabulary, dtype=dtype, device=device)
+        self.draft_tokens = self._space.draft_tokens
 
-        drafts: K. device: of the logits. Raises BackendUnavailable.
-        """
-        self.proposals: list[list[int]] = [[] for _ in positions]
-        self._sampling, self._positions = sampling, np.array(positions)
-        self._words = StepNoise(sampling.seed, self._positions, drafts + 1)
-        self._device, self._launcher = device, launcher_of(device, backend)
-        self._vocabulary = vocabulary
-        read_on = torch.device("cpu") if self._launcher is None else device
-        self._logits = torch.zeros(len(positions), drafts, vocabulary, device=read_on)
-        # Of the reference only: the kernels keep none.
-        self._draft_distributions = TokenDistributions.certain(sampling, drafts, vocabulary)
+    def draw(self, step: int) -> None:
+        logits = self.draft_logits[:, step]
+        verify_kernels.draw_drafts(self._launcher, logits, self._sampling, self._space, step)
+        self._drawn = True
 
-    def draw(self, draft_logits: Tensor, rows: Sequence[int]) -> None:
-        """Draws the next draft token of these R rows, which have equally many, from raw logits [R, V].
-
-        Raises ValueError, InvalidLogits.
-        """
-        step = len(self.proposals[rows[0]])
-        if any(len(self.proposals[row]) != step for row in rows):
-            raise ValueError(f"rows {list(rows)} must have equally many drafts")
-        self._expect_shape("draft_logits", draft_logits, len(rows))
-        index = self._index(rows)
-        if self._launcher is None:
-            tokens = self._draw_by_reference(singles(draft_logits), step, index)
-        else:
-            self._logits[index, step] = draft_logits.float()
-            sampling, position = self._sampling.rows(index), self._positions[index] + step
-            tokens = _draw_by_kernels(self._launcher, draft_logits, sampling, position).tolist()
-        for row, token in zip(rows, tokens, strict=True):
-            self.proposals[row].append(token)
-
-    def guess(self, row: int, token_ids: Iterable[int]) -> None:
-        """Adds draft tokens of a row that were not drawn: the distribution of each is a point mass."""
-        for token in token_ids:
-            kept = self._logits[row, len(self.proposals[row])]
-            kept.fill_(-torch.inf)
-            kept[token] = 0
-            self.proposals[row].append(token)
-
-    def offer(self, draft_logits: Tensor, draft_tokens: Tensor, lengths: Sequence[int]) -> None:
-        """Takes all drafts at once, which the caller has drawn from these raw logits [B, K, V].
-
-        lengths [B]: how many of draft_tokens [B, K] each row has. An id outside the vocabulary is rejected.
-        """
-        pairs = zip(draft_tokens.tolist(), lengths, strict=True)
-        self.proposals = [tokens[:length] for tokens, length in pairs]
-        if self._launcher is not None:
-            self._logits = draft_logits
+    def offer(self, logits: Tensor, tokens: Tensor) -> None:
+        space, drafts = self._space, tokens.shape[1]
+        if not drafts:
             return
-        logits = singles(draft_logits)
-        self._logits = torch.from_numpy(logits)
-        self._draft_distributions = reference.draft_distributions(logits, self._sampling)
-
-    def withdraw(self, rows: Iterable[int]) -> None:
-        """Drops the drafts of these rows."""
-        for row in rows:
-            self.proposals[row] = []
-
-    def verify(self, target_logits: Tensor, rows: Sequence[int]) -> list[list[int]]:
-        """The tokens that these rows emit: the accepted drafts and one token of the target's own.
-
-        Arguments and errors as in `outcome`.
-        """
-        result = self.outcome(target_logits, rows)
-        return [
-            row[:count] for row, count in zip(result.tokens.tolist(), result.emitted.tolist(), strict=True)
-        ]
-
-    def outcome(self, target_logits: Tensor, rows: Sequence[int]) -> VerifyResult:
-        """Verifies these R rows, ascending, by the rule of `verify.verify_chain`.
-
-        The result's tensors are on the device that computed them.
-
-        target_logits: raw, [R, 1 + the longest proposal, V]. Raises ValueError, InvalidLogits.
-        """
-        proposals = [self.proposals[row] for row in rows]
-        lengths = np.array([len(tokens) for tokens in proposals])
-        drafts = int(lengths.max())
-        self._expect_shape("target_logits", target_logits, len(rows), drafts + 1)
-        tokens = np.array([offered + [-1] * (drafts - len(offered)) for offered in proposals], np.int64)
-        if self._launcher is None:
-            accepted, own = self._verify_by_reference(singles(target_logits), tokens, lengths, rows)
-            emitted = reference.emitted(tokens, accepted, own)
-            return VerifyResult(*(torch.from_numpy(each) for each in (emitted, accepted, accepted + 1)))
-        index = self._index(rows)
-        offered, there = (torch.from_numpy(each).to(self._device) for each in (tokens, lengths))
-        sampling, position = self._sampling.rows(index), self._positions[index]
-        draft_logits = self._logits[index, :drafts]
-        return _verify_by_kernels(
-            self._launcher, Chain(target_logits, draft_logits, offered, there, sampling, position)
+        self.draft_logits = logits.contiguous()
+        space.draft_tokens.copy_(tokens)
+        verify_kernels.find_distributions(
+            self._launcher,
+            self.draft_logits,
+            self._drafted,
+            self._sampling,
+            space.draft,
+            drafts,
+            0,
+            space.meetings,
         )
+        self._drawn = True
 
-    def _draw_by_reference(self, logits: Singles, step: int, index: Index) -> list[int]:
-        expect_distributions("draft_logits", logits)
-        sampling = self._sampling.rows(index)
+    def verify(self, target_logits: Tensor) -> Verified:
+        draft_logits = self.draft_logits if self._drawn else None
+        space = self._space
+        verify_kernels.verify(
+            self._launcher, target_logits, draft_logits, self._drafted, self._sampling, space
+        )
+        return Verified(space.tokens, space.accepted, space.status)
+
+
+class ReferenceVerification:
+    """See `Verification`. `verify` computes the target's distributions only: the drafts' are kept."""
+
+    def __init__(
+        self, sampling: SamplingBatch, positions: Integers, drafted: Tensor, drafts: int, vocabulary: int
+    ) -> None:
+        """positions [B]: index in each row's sequence of the first token that this step gives it.
+
+        drafted: on the CPU. drafts: K.
+        """
+        batch = len(positions)
+        self.draft_tokens = torch.zeros(batch, drafts, dtype=torch.int64)
+        self.draft_logits = torch.zeros(batch, drafts, vocabulary)
+        self._sampling, self._drafted, self._drawn = sampling, drafted.numpy(), False
+        self._noise = StepNoise(sampling.seed, positions, drafts + 1)
+        self._distributions = TokenDistributions.certain(sampling, drafts, vocabulary)
+
+    def draw(self, step: int) -> None:
+        drawing = self._drafted > step
+        index: Index = EVERY if drawing.all() else drawing.nonzero()[0]
+        sampling, logits = self._sampling.rows(index), self.draft_logits.numpy()[index, step]
+        usable = np.isfinite(logits.max(-1))
+        if not usable.all():
+            logits = np.where(usable[:, np.newaxis], logits, 0)
         if sampling.all_greedy:
-            tokens = logits.argmax(-1)
+            tokens: Integers = logits.argmax(-1)
         else:
             distributions = reference.draft_distributions(logits[:, np.newaxis], sampling)
-            words = self._words.draft[:, index, step]
+            words = self._noise.draft[:, index, step]
             tokens = reference.draw_drafts(logits, distributions, sampling, words)
-            self._logits.numpy()[index, step] = logits
-            self._draft_distributions.put(index, slice(step, step + 1), distributions)
-        drawn: list[int] = tokens.tolist()
-        return drawn
+            self._distributions.put(index, slice(step, step + 1), distributions)
+        self.draft_tokens.numpy()[index, step] = np.where(usable, tokens, -1)
+        self._drawn = True
 
-    def _verify_by_reference(
-        self, target: Singles, tokens: Integers, lengths: Integers, rows: Sequence[int]
-    ) -> tuple[Integers, Integers]:
-        draft, distributions = self._logits.numpy(), self._draft_distributions
-        sampling, words = self._sampling, self._words
-        drafts, index = tokens.shape[1], self._index(rows)
-        if index is not EVERY or drafts < draft.shape[1]:
-            draft, sampling = draft[index, :drafts], sampling.rows(index)
-            distributions = distributions.rows(index, slice(drafts))
-            words = StepNoise(sampling.seed, self._positions[index], drafts + 1)
-        known = tokens.view(np.uint64) < self._vocabulary  # read as unsigned, an id below 0 is too large
-        given = Arrays(target, draft, distributions, tokens, lengths, known, sampling)
-        accepted, own, valid = reference.verify(given, words)
+    def offer(self, logits: Tensor, tokens: Tensor) -> None:
+        offered = singles(logits)
+        self.draft_logits, self.draft_tokens = torch.from_numpy(offered), tokens.cpu()
+        self._distributions = reference.draft_distributions(offered, self._sampling)
+        self._drawn = True
+
+    def verify(self, target_logits: Tensor) -> Verified:
+        target, lengths = singles(target_logits), self._drafted
+        drafts = target.shape[1] - 1
+        tokens = self.draft_tokens.numpy()[:, :drafts]
+        proposed = np.arange(drafts) < lengths[:, np.newaxis]
+        proposed &= tokens.view(np.uint64) < target.shape[-1]  # read as unsigned, an id below 0 is too large
+        if not self._drawn and not self._sampling.all_greedy:
+            self._put_point_masses(drafts)
+        given = Arrays(
+            target,
+            self.draft_logits.numpy()[:, :drafts],
+            self._distributions.rows(EVERY, slice(drafts)),
+            tokens,
+            lengths,
+            proposed,
+            self._sampling,
+        )
+        accepted, own, valid = reference.verify(given, self._noise)
+        emitted, status = reference.emitted(tokens, accepted, own), np.zeros_like(accepted)
         if not valid:
-            _expect_all_distributions(given)
-        return accepted, own
+            status = _status(given)
+            emitted[status != 0], accepted[status != 0] = -1, -1
+        return Verified(*(torch.from_numpy(each) for each in (emitted, accepted, status)))
 
-    def _expect_shape(self, name: str, logits: Tensor, *shape: int) -> None:
-        if logits.shape != (*shape, self._vocabulary):
-            wanted = [*shape, self._vocabulary]
-            raise ValueError(f"{name} must have shape {wanted}, got {list(logits.shape)}")
-
-    def _index(self, rows: Sequence[int]) -> Index:
-        return EVERY if len(rows) == len(self.proposals) else np.array(rows)
+    def _put_point_masses(self, drafts: int) -> None:
+        """Logit 0 at the token, -inf elsewhere."""
+        logits, tokens = self.draft_logits[:, :drafts], self.draft_tokens[:, :drafts, None]
+        logits.fill_(-torch.inf).scatter_(-1, tokens.clamp(0, logits.shape[-1] - 1), 0.0)
 
 
-def _draw_by_kernels(
-    launcher: Launcher, logits: Tensor, sampling: SamplingBatch, position: Integers
-) -> Tensor:
-    """Of logits [B, V]: int64 [B]. Raises InvalidLogits."""
-    drawn = by_kernels.sample_draft(launcher, logits, sampling, position)
-    if bool((drawn < 0).any()):
-        expect_distributions("draft_logits", singles(logits))
-    return drawn
-
-
-def _verify_by_kernels(launcher: Launcher, chain: Chain) -> VerifyResult:
-    """Raises InvalidLogits."""
-    verified = by_kernels.verify_chain(launcher, chain)
-    if bool(verified.status.any()):
-        _expect_all_distributions(Arrays.of(chain))
-        raise AssertionError(f"kernels report rows without a distribution: {verified.status.tolist()}")
-    return VerifyResult(verified.tokens, verified.accepted, verified.accepted + 1)
-
-
-def _expect_all_distributions(given: Arrays) -> None:
-    """Checks the rows that will be read: those of the draft only where its tokens were drawn."""
+def _status(given: Arrays) -> Integers:
     read = np.arange(given.target.shape[1]) <= given.lengths[:, np.newaxis]
-    expect_distributions("target_logits", given.target, read)
     stochastic = ~given.sampling.greedy[:, np.newaxis]
-    expect_distributions("draft_logits", given.draft, given.proposed & stochastic)
+    of_target = without_distribution(given.target, read).any(-1)
+    of_draft = without_distribution(given.draft, given.proposed & stochastic).any(-1)
+    return np.where(of_target, _TARGET, np.where(of_draft, _DRAFT, 0))

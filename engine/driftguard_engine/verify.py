@@ -7,15 +7,36 @@ Whatever the draft proposes, the emitted tokens have the distribution of samplin
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from driftguard_engine.kernels.backend import BackendName, BackendUnavailable
-from driftguard_engine.kernels.tensor_checks import InvalidLogits, checked_sampling, expect, expect_range
-from driftguard_engine.speculation import SpeculativeStep, VerifyResult
+from driftguard_engine.kernels.backend import BackendName, BackendUnavailable, launcher_of
+from driftguard_engine.kernels.cuda.launcher import SUFFIXES
+from driftguard_engine.kernels.reference.sampling import Integers, SamplingBatch
+from driftguard_engine.kernels.reference.verify import singles
+from driftguard_engine.kernels.tensor_checks import (
+    InvalidLogits,
+    checked_sampling,
+    expect,
+    expect_distributions,
+    expect_range,
+)
+from driftguard_engine.kernels.verify import SamplingTensors
+from driftguard_engine.speculation import KernelVerification, ReferenceVerification, Verification
 
 __all__ = ["BackendName", "BackendUnavailable", "InvalidLogits", "VerifyResult", "verify_chain"]
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyResult:
+    """The outcome of one verification for each of B rows."""
+
+    tokens: Tensor  # [B, K+1] int64, padded with -1
+    accepted: Tensor  # [B] int64: draft tokens kept
+    emitted: Tensor  # [B] int64: accepted + 1
 
 
 @torch.no_grad()
@@ -46,7 +67,7 @@ def verify_chain(
     temperature: finite, >= 0; 0 is argmax. top_k: <= 0 or >= V is off. top_p: >= 0; >= 1 is off; the
         likeliest token always stays. Equal logits: the lower token id comes first, in all three.
     seed, position: the row's noise. position is the index in its sequence of the first token emitted here.
-        A draft for step i must be drawn by `SpeculativeStep.draw`, or with noise independent of this.
+        A draft for step i must be drawn by `Verification.draw`, or with noise independent of this.
 
     On the CPU a row's result is bitwise independent of the batch around it.
     Raises ValueError (naming the argument), its subclass InvalidLogits, BackendUnavailable.
@@ -60,13 +81,47 @@ def verify_chain(
     sampling = checked_sampling(temperature, top_k, top_p, seed, batch, device)
     expect("position", position, (batch,), floating=False, device=device)
     expect_range("position", position, 0, math.inf)
-    step = SpeculativeStep(sampling, position.tolist(), rows - 1, size, device, backend)
-    step.offer(draft_logits.detach(), draft_tokens, draft_lengths.tolist())
-    longest = max(map(len, step.proposals))
-    result = step.outcome(target_logits.detach()[:, : longest + 1], range(batch))
-    unused = rows - 1 - longest
-    return VerifyResult(
-        torch.nn.functional.pad(result.tokens, (0, unused), value=-1).to(device),
-        result.accepted.to(device),
-        result.emitted.to(device),
-    )
+    target, draft = target_logits.detach(), draft_logits.detach()
+    if target.dtype != draft.dtype or target.dtype not in SUFFIXES:
+        # One dtype for both, and never a narrower one: the drafts were drawn from the logits as they were.
+        target, draft = target.float(), draft.float()
+    lengths, positions = draft_lengths.int(), np.array(position.tolist(), np.int64)
+    verification = verification_of(sampling, positions, lengths, rows - 1, size, target.dtype, backend)
+    verification.offer(draft, draft_tokens.long())
+    verified = verification.verify(target.contiguous())
+    if bool(verified.status.any()):
+        _refuse(target, draft, draft_tokens, lengths, sampling)
+        raise AssertionError(f"rows without a distribution are reported: {verified.status.tolist()}")
+    accepted = verified.accepted.to(device).long()
+    return VerifyResult(verified.tokens.to(device), accepted, accepted + 1)
+
+
+def verification_of(
+    sampling: SamplingBatch,
+    positions: Integers,
+    drafted: Tensor,
+    drafts: int,
+    vocabulary: int,
+    dtype: torch.dtype,
+    backend: BackendName = "auto",
+) -> Verification:
+    """As a step of the engine has it. drafted [B]: int32, on the device of the logits. dtype: theirs.
+
+    The rest as in `ReferenceVerification`. Raises ValueError, BackendUnavailable.
+    """
+    launcher = launcher_of(drafted.device, backend)
+    if launcher is None:
+        return ReferenceVerification(sampling, positions, drafted.cpu(), drafts, vocabulary)
+    there = SamplingTensors.of(sampling, positions, vocabulary, drafted.device)
+    return KernelVerification(launcher, there, drafted, drafts, vocabulary, dtype)
+
+
+def _refuse(
+    target: Tensor, draft: Tensor, draft_tokens: Tensor, lengths: Tensor, sampling: SamplingBatch
+) -> None:
+    """Raises InvalidLogits for the rows that were read: those of the draft where its tokens were drawn."""
+    steps, tokens = np.arange(target.shape[1]), draft_tokens.cpu().numpy()
+    read = steps <= lengths.cpu().numpy()[:, np.newaxis]
+    expect_distributions("target_logits", singles(target), read)
+    drawn = (tokens >= 0) & (tokens < target.shape[-1]) & ~sampling.greedy[:, np.newaxis]
+    expect_distributions("draft_logits", singles(draft), read[:, 1:] & drawn)

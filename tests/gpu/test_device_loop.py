@@ -1,4 +1,4 @@
-"""Decoding on a device: graphs, eager steps and the host's loop agree, nothing waits, failures pass."""
+"""Decoding on a device: graphs, eager steps and transformers agree, nothing waits, failures pass."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from typing import Any
 import pytest
 import torch
 from driftguard_engine.config import Device, EngineConfig
-from driftguard_engine.decode.decoder import DeviceDecoder
 from driftguard_engine.decode.graphs import Runners
-from driftguard_engine.decode.step import Step
-from driftguard_engine.decode.verification import Shape
+from driftguard_engine.decode.placement import slower_because
+from driftguard_engine.decode.step import Shape, Step
 from driftguard_engine.drafters.base import Drafter
 from driftguard_engine.engine import Engine, lost_device
 from driftguard_engine.kernels.backend import backend_of
 from driftguard_engine.models.llama import LlamaModel
 from torch import Tensor
 
-from tests.engine.core.test_device_loop import told, traffic
+from tests.engine.core.test_decoder import told, traffic
 from tests.engine.core.tiny import finished, new_module, request, save, serve
 
 DEVICE: Device = "cuda"
@@ -42,18 +41,18 @@ def new_engine(tmp_path_factory: pytest.TempPathFactory) -> NewEngine:
             save(root / by / name, seed=3, noise=noise, **shape)
 
     def make(by: str = "kernels", **changes: Any) -> Engine:
-        settings: dict[str, Any] = {"max_batch": 4, "prefill_chunk_tokens": 8, "loop": "device"} | changes
+        settings: dict[str, Any] = {"max_batch": 4, "prefill_chunk_tokens": 8} | changes
         target, draft = (str(root / by / name) for name in ("target", "draft"))
         made = Engine(EngineConfig(target, draft, device=DEVICE, **settings))
-        if DEVICE == "cuda" and made.loop == "device":
-            assert (made._obstacle is None) == (by == "kernels")
+        if DEVICE == "cuda" and made.config.model_path == "auto":
+            slow = slower_because(torch.device(DEVICE), made._target.model, made._drafts.drafter)
+            assert (slow is None) == (by == "kernels")
         return made
 
     return make
 
 
 def failed_capture(engine: Engine) -> str | None:
-    assert isinstance(engine._decoder, DeviceDecoder)
     return engine._decoder.capture_failure
 
 
@@ -69,22 +68,22 @@ def no_graphs(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     ("drafter", "by"),
     [("draft_model", "kernels"), ("draft_model", "torch"), ("ngram", "kernels"), ("none", "kernels")],
 )
-def test_graphs_eager_steps_and_the_hosts_loop_give_the_same(
+def test_graphs_eager_steps_and_transformers_give_the_same(
     new_engine: NewEngine, no_graphs: Callable[[], None], drafter: str, by: str
 ) -> None:
     """Greedy and seeded, float32."""
     asked = traffic()[:8]  # each way to sample and to end
     captured = new_engine(by, drafter=drafter)
     found = serve(captured, *asked)
-    assert (captured.loop, captured.backend, failed_capture(captured)) == ("device", "cuda", None)
-    by_host = serve(new_engine(by, drafter=drafter, loop="host"), *asked)
+    assert (captured.backend, failed_capture(captured)) == ("cuda", None)
+    theirs = serve(new_engine(by, drafter=drafter, model_path="generic"), *asked)
     no_graphs()
     eager = new_engine(by, drafter=drafter)
     step_by_step = serve(eager, *asked)
     assert "stream is capturing" in (failed_capture(eager) or "")
     for name, done in found.items():
         assert told(done) == told(step_by_step[name]), f"a graph's request {name} differs from eager steps'"
-        assert told(done) == told(by_host[name]), f"request {name} differs from the host's loop"
+        assert told(done) == told(theirs[name]), f"request {name} differs from transformers'"
 
 
 def test_a_step_that_cannot_be_captured_spoils_no_other(
@@ -108,7 +107,6 @@ def test_a_step_that_cannot_be_captured_spoils_no_other(
     assert {name: told(done) for name, done in found.items()} == {
         name: told(done) for name, done in expected.items()
     }
-    assert isinstance(engine._decoder, DeviceDecoder)
     eager = [shape.batch for shape, run in engine._decoder._plain.items() if run.__name__ == "eager"]
     assert set(eager) == {2}, "each other batch was captured, those behind the failed one too"
 
@@ -138,7 +136,6 @@ def test_a_draft_is_captured_between_the_steps_of_running_requests(new_engine: N
     asked = traffic()[:8]
     expected = {name: told(done) for name, done in serve(new_engine(), *asked).items()}
     engine = new_engine()
-    assert isinstance(engine._decoder, DeviceDecoder)
     prepare = engine._decoder.prepare
     busy: list[bool] = []
 
@@ -222,7 +219,6 @@ def test_after_a_failed_allocation_the_engine_serves_on(
     engine = new_engine()
     asked = [request("a", range(3), 40), request("b", range(4), 40)]
     expected = serve(engine, *asked)
-    assert isinstance(engine._decoder, DeviceDecoder)
     original, steps = engine._decoder.step, 0
 
     def fails_once(*given: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Decoding on the device, one step ahead of the host."""
+"""Runs decoding steps: on a GPU one step ahead of the host, else with the outcome at once."""
 
 from __future__ import annotations
 
@@ -8,29 +8,18 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import product
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, proxy
 
 import torch
 
-from driftguard_engine.core import InvalidModel
-from driftguard_engine.decode.base import RowOutcome
-from driftguard_engine.decode.drafting import Drafting, LookupDrafting, ModelDrafting
 from driftguard_engine.decode.graphs import Readback, Runners, RunStep
 from driftguard_engine.decode.slots import SlotTable
-from driftguard_engine.decode.step import Step
-from driftguard_engine.decode.verification import (
-    KernelVerification,
-    ReferenceVerification,
-    Shape,
-    Verification,
-)
+from driftguard_engine.decode.step import Shape, Step
 from driftguard_engine.drafters.base import Drafter
-from driftguard_engine.drafters.draft_model import DraftModelDrafter
-from driftguard_engine.drafters.ngram import NgramDrafter
 from driftguard_engine.kernels.cuda.launcher import Launcher
 from driftguard_engine.kernels.verify import MOST_DRAFTS
 from driftguard_engine.kv_cache import Span
-from driftguard_engine.models.llama import LlamaModel
+from driftguard_engine.models.base import TokenModel
 from driftguard_engine.sequence import RunningSequence
 
 logger = logging.getLogger(__name__)
@@ -40,40 +29,55 @@ _COUNTS = 4  # columns of a step's outputs before the tokens: status, drafted, a
 
 
 @dataclass(frozen=True, slots=True)
+class RowOutcome:
+    """The outcome of one verification for one sequence: accepted + 1 tokens, or why there are none."""
+
+    emitted: list[int]
+    drafted: int
+    accepted: int
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class _Launched:
     rows: list[RunningSequence | None]  # None: it has left
     counts: Sequence[int]  # most draft tokens of each row
     outputs: Readback
 
 
-class DeviceDecoder:
-    """Runs steps of the rows that it is given, and returns the outcome of each when the next one is launched.
+class Decoder:
+    """Runs one verification per step for each row that it is given.
 
-    A request that has ended in the meantime runs one step more, which changes nothing.
+    Ahead of the host, it returns the outcomes of each step when the next one is launched: a request that has
+    ended in the meantime runs one step more, which changes nothing. Steps then have prepared shapes, padded
+    with rows of the spare slot; else their rows and drafts are those that are asked for.
     """
 
     def __init__(
         self,
-        target: LlamaModel,
+        target: TokenModel,
         eos_token_ids: Collection[int],
         slots: int,
         most_drafts: int,
         device: torch.device,
         launcher: Launcher | None,
+        *,
+        ahead: bool,
     ) -> None:
-        """most_drafts: the largest K that a request may have, <= MOST_DRAFTS.
+        """most_drafts: the largest K that a request may have; by kernels or ahead <= MOST_DRAFTS.
 
-        launcher: of the CUDA kernels; None: the reference computes, on the CPU only.
+        launcher: of the CUDA kernels; None: the reference verifies, and the state is on the CPU.
         """
-        self._target, self._device, self._launcher = target, device, launcher
-        self._table = SlotTable(slots, max(target.max_length, MOST_DRAFTS + 1), eos_token_ids, device)
+        self._target, self._launcher, self._ahead = target, launcher, ahead
+        state = torch.device("cpu") if launcher is None else device
+        self._table = SlotTable(slots, max(target.max_length, MOST_DRAFTS + 1), eos_token_ids, state)
         self._batches = [*(1 << power for power in range((slots - 1).bit_length())), slots]
         self._drafts = DRAFTS[: bisect_left(DRAFTS, most_drafts) + 1]
-        self._runners = Runners(device)
+        self._runners = Runners(state)
         self._plain: dict[Shape, RunStep] = {}
         self._drafted: WeakKeyDictionary[Drafter, dict[Shape, RunStep]] = WeakKeyDictionary()
         self._launched: deque[_Launched] = deque()
-        self._unread: dict[str, int] = {}  # by request: tokens read by a draft model that lags behind
+        self._unread: dict[str, int] = {}  # by request: tokens read by a drafter that lags behind
 
     @property
     def capture_failure(self) -> str | None:
@@ -86,7 +90,9 @@ class DeviceDecoder:
         return bool(self._launched)
 
     def shapes(self, drafter: Drafter | None) -> list[Shape]:
-        """Of every step that may run with this drafter; each must be prepared before a request gets it."""
+        """Of the steps with this drafter that must be prepared before a request gets it."""
+        if not self._is_prepared(drafter):
+            return []
         drafts = self._drafts[:1] if drafter is None else self._drafts[1:]
         return [Shape(*each) for each in product(self._batches, drafts, (False, True))]
 
@@ -95,9 +101,9 @@ class DeviceDecoder:
 
         Must not run beside `step`. Raises torch.OutOfMemoryError.
         """
-        drafting = self._drafting(drafter)
-        step = Step(self._target, self._table, drafting, lambda: self._verification(shape), self._launcher)
-        self._steps(drafter)[shape] = self._runners.runner(step, shape.batch)
+        own = None if drafter is None else proxy(drafter)  # its steps go with it, and do not hold it
+        step = Step(self._target, self._table, own, shape, self._launcher)
+        self._steps(drafter)[shape] = self._runners.runner(step)
 
     def admit(self, row: RunningSequence) -> None:
         """The row will be decoded. Overwrites what its slot held before."""
@@ -118,8 +124,11 @@ class DeviceDecoder:
     def step(
         self, rows: Sequence[RunningSequence], draft_counts: Sequence[int]
     ) -> list[tuple[RunningSequence, RowOutcome]]:
-        """Launches a step of these rows. Returns the outcomes of the step before."""
-        earlier = len(self._launched)
+        """Decodes these rows with the given numbers of draft tokens, each at most the row's `draft_count`.
+
+        Returns the outcomes of this step, or of the one before, for rows that have not left.
+        """
+        due = len(self._launched)
         by_drafter: dict[Drafter | None, tuple[list[RunningSequence], list[int]]] = {}
         for row, count in zip(rows, draft_counts, strict=True):
             together, counts = by_drafter.setdefault(row.draft.drafter, ([], []))
@@ -127,47 +136,43 @@ class DeviceDecoder:
             counts.append(count)
         for drafter, (together, counts) in by_drafter.items():
             self._launch(drafter, together, counts)
-        return [outcome for _ in range(earlier) for outcome in _outcomes(self._launched.popleft())]
+        if not self._ahead:
+            due = len(self._launched)
+        return [outcome for _ in range(due) for outcome in _outcomes(self._launched.popleft())]
 
     def _launch(
         self, drafter: Drafter | None, rows: Sequence[RunningSequence], counts: Sequence[int]
     ) -> None:
-        drafts = _at_least(self._drafts, max(counts))
+        if drafter is not None:
+            self._catch_up(drafter, rows, counts)
+        if not any(counts):
+            drafter = None
         narrows = any(row.request.params.top_k > 0 or row.request.params.top_p < 1 for row in rows)
-        shape = Shape(_at_least(self._batches, len(rows)), drafts, narrows)
-        if isinstance(drafter, DraftModelDrafter):
-            self._catch_up(drafter, rows, drafts > 0)
+        if self._is_prepared(drafter):
+            shape = Shape(_at_least(self._batches, len(rows)), _at_least(self._drafts, max(counts)), narrows)
+            run = self._steps(drafter)[shape]
+        else:
+            shape = Shape(len(rows), max(counts), narrows)
+            run = self._runners.eager(Step(self._target, self._table, drafter, shape, self._launcher))
         filling = shape.batch - len(rows)
         slots = [*(row.slot for row in rows), *[self._table.spare] * filling]
-        run = self._steps(drafter if drafts else None)[shape]
         outputs = run([*slots, *counts, *[0] * filling])
         self._launched.append(_Launched([*rows], counts, Readback(outputs)))
 
-    def _catch_up(self, drafter: DraftModelDrafter, rows: Sequence[RunningSequence], drafts: bool) -> None:
-        """Lets the draft model read what it has missed in steps without drafts, before it drafts again."""
-        for row in rows:
+    def _is_prepared(self, drafter: Drafter | None) -> bool:
+        return self._ahead and (drafter is None or drafter.captured)
+
+    def _catch_up(self, drafter: Drafter, rows: Sequence[RunningSequence], counts: Sequence[int]) -> None:
+        """Lets the drafter read what it has missed in steps without drafts, before it drafts again."""
+        for row, count in zip(rows, counts, strict=True):
             name, known = row.request.request_id, len(row.token_ids)
-            if not drafts:
+            if not count:
                 self._unread.setdefault(name, max(0, known - 2))
             elif (first := self._unread.pop(name, None)) is not None and first < known:
                 drafter.prefill(row.token_ids[first:], [Span(row.slot, first, known - first)])
 
     def _steps(self, drafter: Drafter | None) -> dict[Shape, RunStep]:
         return self._plain if drafter is None else self._drafted.setdefault(drafter, {})
-
-    def _drafting(self, drafter: Drafter | None) -> Drafting | None:
-        if isinstance(drafter, NgramDrafter):
-            return LookupDrafting(drafter.min_tokens, drafter.max_tokens, self._launcher)
-        if isinstance(drafter, DraftModelDrafter):
-            return ModelDrafting(llama_of(drafter), self._launcher)
-        return None
-
-    def _verification(self, shape: Shape) -> Verification:
-        if self._launcher is None:
-            return ReferenceVerification(shape, self._target.vocabulary)
-        return KernelVerification(
-            self._launcher, shape, self._target.vocabulary, self._target.dtype, self._device
-        )
 
 
 def _at_least(sizes: Sequence[int], least: int) -> int:
@@ -185,21 +190,10 @@ def _outcome(row: RunningSequence, count: int, outputs: Sequence[int]) -> RowOut
     status, drafted, accepted, emitted = outputs[:_COUNTS]
     if status:
         return RowOutcome([], 0, 0, "the model gave no usable logits: NaN, +inf, or nothing above -inf")
-    drafter = row.draft.drafter
-    if emitted and isinstance(drafter, DraftModelDrafter):
-        expected = min(count, row.draft_count, drafter.most_drafts(len(row.token_ids)))
+    context = None if row.draft.drafter is None else row.draft.drafter.context
+    if emitted and context is not None:
+        expected = min(count, row.draft_count, context.length - len(row.token_ids) + 1)
         if drafted < expected:
             # The target needs no draft: the request goes on with what is usable.
             logger.error("the draft gives no usable logits: %d of %d drafts", drafted, expected)
     return RowOutcome(list(outputs[_COUNTS : _COUNTS + emitted]), drafted, accepted)
-
-
-def llama_of(drafter: DraftModelDrafter) -> LlamaModel:
-    """The drafter's model. Raises InvalidModel where it does not run on the lean path."""
-    if not isinstance(drafter.model, LlamaModel):
-        raise InvalidModel(
-            f"draft: a model of its shape runs on the {drafter.model.path} path only, which the device loop "
-            "cannot use; start the engine with loop = 'host' to serve it",
-            field="draft",
-        )
-    return drafter.model

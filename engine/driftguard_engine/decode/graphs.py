@@ -34,17 +34,22 @@ class Runners:
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self.capture_failure: str | None = None
 
-    def runner(self, step: Step, batch: int) -> RunStep:
+    def eager(self, step: Step) -> RunStep:
+        """The step as a function that launches one kernel after another."""
+
+        def eager(queued: Sequence[int]) -> Tensor:
+            return step.run(upload(queued, self._device).view(2, step.shape.batch))
+
+        return eager
+
+    def runner(self, step: Step) -> RunStep:
         """The step as a function. On CUDA waits for the device, and runs the step on the spare slot.
 
         Raises torch.OutOfMemoryError. What else prevents a capture only costs speed: see capture_failure.
         """
-
-        def eager(queued: Sequence[int]) -> Tensor:
-            return step.run(upload(queued, self._device).view(2, batch))
-
         if self._pool is None or self._side is None:
-            return eager
+            return self.eager(step)
+        batch = step.shape.batch
         idle = [step.table.spare] * batch + [0] * batch
         try:
             return self._captured(step, batch, idle, self._pool, self._side)
@@ -59,7 +64,7 @@ class Runners:
             logger.error(
                 "a step of %d rows cannot be captured in a CUDA graph: %s", batch, told, exc_info=error
             )
-            return eager
+            return self.eager(step)
 
     def _captured(
         self, step: Step, batch: int, idle: Sequence[int], pool: _POOL_HANDLE, side: torch.cuda.Stream

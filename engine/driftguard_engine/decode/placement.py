@@ -1,4 +1,4 @@
-"""Which loop decodes: the one whose state is on the device, or the host's."""
+"""How models are placed for decoding, and the decoder."""
 
 from __future__ import annotations
 
@@ -9,28 +9,29 @@ import torch
 
 from driftguard_engine.config import EngineConfig, InvalidConfig
 from driftguard_engine.core import InvalidModel
-from driftguard_engine.decode.base import StepDecoder
-from driftguard_engine.decode.decoder import DeviceDecoder, llama_of
-from driftguard_engine.decode.host_decoder import HostDecoder
+from driftguard_engine.decode.decoder import Decoder
 from driftguard_engine.drafters.base import Drafter
-from driftguard_engine.drafters.draft_model import DraftModelDrafter
 from driftguard_engine.kernels.backend import backend_of
 from driftguard_engine.kernels.verify import MOST_DRAFTS
 from driftguard_engine.models.base import TokenModel
-from driftguard_engine.models.llama import LlamaModel
 from driftguard_engine.models.loading import Placement
 
 logger = logging.getLogger(__name__)
 
 
+def runs_ahead(config: EngineConfig) -> bool:
+    """Whether steps are meant to run ahead of the host: for a CPU there is nothing to hide behind a step."""
+    return config.device == "cuda"
+
+
 def placement_of(config: EngineConfig) -> Placement:
-    """How models are loaded for this config. Where the device's loop may decode: with a spare slot, and spare
-    positions in each slot.
+    """How models are loaded for this config. Where steps run ahead: with a spare slot, and spare positions in
+    each slot.
 
     Raises InvalidConfig where a request may have more draft tokens than the device can verify.
     """
-    own, device = int(_is_wanted(config)), torch.device(config.device)
-    if (own or device.type == "cuda") and config.max_speculative_tokens > MOST_DRAFTS:
+    ahead, device = runs_ahead(config), torch.device(config.device)
+    if ahead and config.max_speculative_tokens > MOST_DRAFTS:
         raise InvalidConfig(
             f"max_speculative_tokens: {config.max_speculative_tokens} is more than the {MOST_DRAFTS} "
             "draft tokens that are verified at a time on the device"
@@ -38,38 +39,28 @@ def placement_of(config: EngineConfig) -> Placement:
     return Placement(
         getattr(torch, config.dtype),
         device,
-        config.max_batch + own,
+        config.max_batch + int(ahead),
         config.max_length,
         lean=config.model_path == "auto",
-        spare=MOST_DRAFTS * own,
-        launcher=backend_of(device).launcher if own else None,
+        spare=MOST_DRAFTS * int(ahead),
+        launcher=backend_of(device).launcher,
     )
 
 
 def open_decoder(
     config: EngineConfig, target: TokenModel, eos_token_ids: Collection[int], drafter: Drafter | None
-) -> tuple[StepDecoder, str | None]:
-    """The decoder, and why it is the host's where the device's was meant, or slower than it could be.
-
-    Raises InvalidConfig where the device's loop was asked for and is not possible, InvalidModel where memory
-    runs out.
-    """
+) -> Decoder:
+    """With the steps of the drafter prepared. Raises InvalidModel where memory runs out."""
     device = torch.device(config.device)
-    if not _is_wanted(config):
-        return HostDecoder(target, device), None
-    obstacle = _obstacle(target, drafter, device)
-    if obstacle is not None or not isinstance(target, LlamaModel):
-        if config.loop == "device":
-            raise InvalidConfig(f"loop: 'device' is not possible: {obstacle}")
-        logger.error("the host's loop decodes instead of the device's, which is slower: %s", obstacle)
-        return HostDecoder(target, device), obstacle
-    decoder = DeviceDecoder(
+    backend = backend_of(device)
+    decoder = Decoder(
         target,
         eos_token_ids,
         config.max_batch,
         config.max_speculative_tokens,
         device,
-        backend_of(device).launcher,
+        backend.launcher,
+        ahead=runs_ahead(config) and target.path == "lean" and backend.fallback is None,
     )
     try:
         for each in dict.fromkeys((None, drafter)):
@@ -82,30 +73,15 @@ def open_decoder(
             "max_speculative_tokens leaves more",
             field="target",
         ) from error
-    return decoder, slow_layers(target, drafter) if device.type == "cuda" else None
+    return decoder
 
 
-def slow_layers(target: LlamaModel, drafter: Drafter | None) -> str | None:
-    """Why torch computes layers that the kernels are meant for; also logged. None: the kernels do."""
-    models = {"target": target}
-    if isinstance(drafter, DraftModelDrafter):
-        models["draft"] = llama_of(drafter)
-    obstacles = [f"{name}: {each.kernels_obstacle}" for name, each in models.items() if each.kernels_obstacle]
-    for obstacle in obstacles:
-        logger.error("torch instead of the kernels computes the layers of the %s", obstacle)
-    return "; ".join(obstacles) or None
-
-
-def _is_wanted(config: EngineConfig) -> bool:
-    return config.loop == "device" or (config.loop == "auto" and config.device == "cuda")
-
-
-def _obstacle(target: TokenModel, drafter: Drafter | None, device: torch.device) -> str | None:
-    if not isinstance(target, LlamaModel):
-        return f"the target runs on the {target.path} path"
-    if isinstance(drafter, DraftModelDrafter):
-        try:
-            llama_of(drafter)
-        except InvalidModel as error:
-            return error.detail
-    return backend_of(device).fallback
+def slower_because(device: torch.device, target: TokenModel, drafter: Drafter | None) -> str | None:
+    """Why steps on a GPU are slower than they could be; None: nothing is known, or there is no GPU."""
+    if device.type != "cuda":
+        return None
+    by_model = {"target": target.kernels_obstacle, "draft": None if drafter is None else drafter.obstacle}
+    found = [f"{name}: {why}" for name, why in by_model.items() if why is not None]
+    if (fallback := backend_of(device).fallback) is not None:
+        found.insert(0, fallback)
+    return "; ".join(found) or None

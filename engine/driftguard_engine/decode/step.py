@@ -1,48 +1,82 @@
-"""One speculative step of a batch on the device: draft, run the target, verify, append. Nothing is read back.
-
-Every shape follows from (batch, drafts), so that a step can be captured in a CUDA graph once and replayed.
-"""
+"""One speculative step of a batch: draft, run the target, verify, append."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from driftguard_engine.decode.drafting import Drafting
 from driftguard_engine.decode.slots import SlotTable
-from driftguard_engine.decode.verification import Verification
+from driftguard_engine.drafters.base import Drafter
 from driftguard_engine.kernels import steps
 from driftguard_engine.kernels.cuda.launcher import Launcher
-from driftguard_engine.models.llama import LlamaModel
+from driftguard_engine.kernels.reference.sampling import SamplingBatch
+from driftguard_engine.kernels.steps import RowState
+from driftguard_engine.kernels.verify import SamplingTensors
+from driftguard_engine.models.base import TokenModel
+from driftguard_engine.speculation import KernelVerification, ReferenceVerification, Verification
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What determines the shapes of a step. narrows: whether any row may ask for top-k or top-p."""
+
+    batch: int
+    drafts: int
+    narrows: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """drafting: None without speculation (K = 0). new_verification: makes one with memory of its own.
-    launcher: None: the reference, on the CPU only."""
+    """drafter: None without speculation (K = 0). launcher: None: the reference verifies, on the CPU.
 
-    target: LlamaModel
+    With kernels, a model on the lean path and a drafter that is `captured`, every shape follows from `shape`
+    and nothing is read back, so that a step can be captured in a CUDA graph once and replayed.
+    """
+
+    target: TokenModel
     table: SlotTable
-    drafting: Drafting | None
-    new_verification: Callable[[], Verification]
+    drafter: Drafter | None
+    shape: Shape
     launcher: Launcher | None
 
     @torch.inference_mode()
     def run(self, queued: Tensor) -> Tensor:
         """queued [2, B] int64: slots, and the most draft tokens of each.
 
-        Returns int64 [B, K + 5]: status (0, or 1: the target gave no usable logits), drafted, accepted,
-        emitted, then K + 1 tokens, of which the first `emitted` are valid.
+        Returns int64 [B, 4 + T], 1 <= T <= K + 1: status (not 0: the target gave no usable logits), drafted,
+        accepted, emitted, then T tokens, of which the first `emitted` are valid.
         """
-        verification, drafting = self.new_verification(), self.drafting
-        drafts, context = verification.draft_tokens.shape[1], drafting.context if drafting else None
-        rows = steps.begin(self.launcher, self.table.state, queued, drafts, context)
-        if drafting is not None:
-            drafting.draft(rows, verification)
-        logits = self.target.decode(rows.fed, rows.starts, rows.slots)  # [B, K + 1, V]
-        certain = drafting is not None and drafting.certain
-        verified = verification.verify(rows, logits, certain=certain)
+        drafter = self.drafter
+        context = None if drafter is None else drafter.context
+        rows = steps.begin(self.launcher, self.table.state, queued, self.shape.drafts, context)
+        verification = self._verification(rows)
+        if drafter is not None:
+            drafter.draft(rows, verification, self.launcher)
+        counts = None if self.launcher is not None and self.target.path == "lean" else rows.drafted + 1
+        logits = self.target.decode(rows.fed, rows.starts, rows.slots, counts)  # [B, T, V]
+        verified = verification.verify(logits)
         return steps.append(self.launcher, rows, verified.tokens, verified.accepted, verified.status)
+
+    def _verification(self, rows: RowState) -> Verification:
+        drafts, vocabulary = self.shape.drafts, self.target.vocabulary
+        if self.launcher is None:
+            temperatures = rows.state.temperatures[rows.slots]
+            asked = (temperatures, rows.top_ks, rows.top_ps, rows.seeds)
+            sampling = _sampling(*(tuple(each.tolist()) for each in asked))
+            positions = rows.lengths.numpy()
+            return ReferenceVerification(sampling, positions, rows.drafted, drafts, vocabulary)
+        there = SamplingTensors(
+            rows.scales, rows.top_ks, rows.top_ps, rows.seeds, rows.lengths, self.shape.narrows
+        )
+        dtype = self.target.dtype
+        return KernelVerification(self.launcher, there, rows.drafted, drafts, vocabulary, dtype)
+
+
+@lru_cache(maxsize=64)
+def _sampling(*asked: tuple[float, ...]) -> SamplingBatch:
+    """Of temperatures, top-k, top-p and seeds; kept, because a batch stays the same for many steps."""
+    return SamplingBatch(*map(np.array, asked))

@@ -32,7 +32,7 @@ def open_draft(name: str, version: str | None, target: LoadedModel, placement: P
     """Loads a draft for the target from a directory or hub name. Raises InvalidModel."""
     loaded = load(name, placement, field="draft")
     check_same_tokenizer(target.tokenizer, loaded.tokenizer, loaded.directory, field="draft")
-    drafter = DraftModelDrafter(loaded.model, target.model.vocabulary)
+    drafter = DraftModelDrafter(loaded.model)
     return LoadedDraft(_described(loaded.name, version, loaded.directory), drafter)
 
 

@@ -1,7 +1,6 @@
 """Drafts without a model, for a batch: what followed the same few tokens earlier in each sequence.
 
-The same rule as in `drafters.ngram`, which keeps an index on the host: here the sequences are on the device,
-and nothing is copied back. Prompt lookup (Saxena 2023).
+By a kernel the sequences stay on the device, and nothing is copied back. Prompt lookup (Saxena 2023).
 """
 
 from __future__ import annotations
@@ -61,14 +60,16 @@ def reference(token_ids: Tensor, lengths: Tensor, min_tokens: int, max_tokens: i
 
 def _continuation(ids: NDArray[Any], min_tokens: int, max_tokens: int, count: int) -> NDArray[Any]:
     """Of one sequence: `count` tokens, or none."""
-    length = len(ids)
-    ends = np.arange(1, length)  # of what may have occurred earlier
-    equal = np.zeros(len(ends), np.int64)  # tokens before each end that equal the sequence's last
-    for back in range(min(max_tokens, len(ends))):
-        equal += (equal == back) & (ends > back) & (ids[ends - 1 - back] == ids[length - 1 - back])
-    most = equal.max(initial=0)
-    if most < min_tokens:
+    length, end = len(ids), None
+    ends = np.flatnonzero(ids[:-1] == ids[-1:]) + 1  # where the last tokens occurred earlier, ascending
+    for size in range(1, max_tokens + 1):
+        if not len(ends):
+            break
+        if size >= min_tokens:
+            end = ends[-1]
+        ends = ends[ends > size]
+        ends = ends[ids[ends - 1 - size] == ids[length - 1 - size]]
+    if end is None:
         return ids[:0]
-    end = ends[equal == most][-1]
     copied: NDArray[Any] = ids[end + np.arange(count) % (length - end)]
     return copied

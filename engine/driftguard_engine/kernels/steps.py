@@ -1,6 +1,6 @@
 """What a step of decoding does around the passes of the models: reads its rows, feeds the models, appends.
 
-Each function runs one kernel, which can be captured in a CUDA graph; with launcher None torch computes the
+Each function runs one kernel, which can be captured in a CUDA graph; with launcher None numpy computes the
 same on the CPU: the reference.
 """
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from driftguard_engine.kernels.cuda.launcher import Launcher
+from driftguard_engine.kernels.reference.sampling import Integers
 
 _THREADS = 32  # as in csrc
 _COUNTS = 4  # columns of the outputs before the tokens
@@ -129,10 +130,10 @@ def feed(launcher: Launcher | None, rows: RowState, draft_tokens: Tensor, first:
     """Feeds `count` draft tokens of each row, from number `first` on, to the target and to the draft's next
     pass. A token of -1 ends the row's drafts: lowers rows.drafted.
 
-    draft_tokens [B, K] int64, contiguous, K <= 31.
+    draft_tokens [B, K] int64, contiguous; by the kernel K <= 31.
     """
     if launcher is None:
-        _feed(rows, draft_tokens[:, first : first + count], first)
+        _feed(rows, draft_tokens.numpy()[:, first : first + count], first)
         return
     (batch, drafts), draft = draft_tokens.shape, rows.draft
     launcher.launch(
@@ -153,11 +154,11 @@ def append(
     """Appends what a step emits to the sequences, up to an end-of-sequence token and up to their limits.
 
     tokens [B, K + 1] int64, of which accepted + 1 are emitted; accepted [B] int32; status [B] int32: not 0
-    where the target gave no usable logits, which ends the sequence. K <= 31. Rows that had ended stay as they
-    are. Returns int64 [B, K + 5]: status, drafted, accepted, emitted, then the K + 1 tokens.
+    where the target gave no usable logits, which ends the sequence. By the kernel K <= 31. Rows that had
+    ended stay as they are. Returns int64 [B, K + 5]: status, drafted, accepted, emitted, then K + 1 tokens.
     """
     if launcher is None:
-        return _append(rows, tokens, accepted, status)
+        return _append(rows, *(each.numpy() for each in (tokens, accepted, status)))
     state, (batch, steps) = rows.state, tokens.shape
     outputs = torch.empty(batch, _COUNTS + steps, dtype=torch.int64, device=tokens.device)
     launcher.launch(
@@ -179,73 +180,85 @@ def _numbers(context: DraftContext | None) -> tuple[np.int64, np.int64]:
 
 
 def _begin(state: SlotState, queued: Tensor, drafts: int, context: DraftContext | None) -> RowState:
-    slots, most = queued
-    lengths = state.lengths[slots]
-    most = most.minimum(state.limits[slots] - lengths - 1).clamp(max=drafts)
+    slots, most = queued.numpy()
+    lengths, limits, ended = (each.numpy()[slots] for each in (state.lengths, state.limits, state.ended))
+    most = np.minimum(np.minimum(most, drafts), limits - lengths - 1)
     draft = None
     if context is not None:
-        most = most.minimum(context.length - lengths + 1)
-        starts = (lengths.clamp(max=context.length) - 2).clamp(min=0)
+        most = np.minimum(most, context.length - lengths + 1)
+        starts = np.maximum(np.minimum(lengths, context.length) - 2, 0)
         draft = DraftInputs(
             context,
-            _known(_tokens_at(state, slots, starts, 2), context),
-            2 * torch.arange(len(slots)) + (lengths > starts + 1),
-            starts,
+            torch.from_numpy(_known(_tokens_at(state, slots, starts, 2), context)),
+            torch.from_numpy(2 * np.arange(len(slots)) + (lengths > starts + 1)),
+            torch.from_numpy(starts),
             torch.zeros(len(slots), 1, dtype=torch.int64),
         )
-    fed = torch.zeros(len(slots), drafts + 1, dtype=torch.int64)
+    fed = np.zeros((len(slots), drafts + 1), np.int64)
     fed[:, :1] = _tokens_at(state, slots, lengths - 1, 1)
+    seeds, scales, top_ps, top_ks = (
+        torch.from_numpy(each.numpy()[slots])
+        for each in (state.seeds, state.scales, state.top_ps, state.top_ks)
+    )
     return RowState(
         state=state,
-        slots=slots,
-        lengths=lengths,
-        seeds=state.seeds[slots],
-        scales=state.scales[slots],
-        top_ps=state.top_ps[slots],
-        top_ks=state.top_ks[slots],
-        starts=(lengths - 1).clamp(min=0),
-        drafted=torch.where(state.ended[slots] != 0, 0, most.clamp(min=0)).int(),
-        fed=fed,
+        slots=queued[0],
+        lengths=torch.from_numpy(lengths),
+        seeds=seeds,
+        scales=scales,
+        top_ps=top_ps,
+        top_ks=top_ks,
+        starts=torch.from_numpy(np.maximum(lengths - 1, 0)),
+        drafted=torch.from_numpy(np.where(ended != 0, 0, np.maximum(most, 0)).astype(np.int32)),
+        fed=torch.from_numpy(fed),
         draft=draft,
     )
 
 
-def _feed(rows: RowState, tokens: Tensor, first: int) -> None:
+def _feed(rows: RowState, tokens: Integers, first: int) -> None:
     """tokens [B, count]."""
     end = first + tokens.shape[1]
-    rows.fed[:, 1 + first : 1 + end] = tokens.clamp(min=0)
-    present = (tokens >= 0).int().cumprod(1).sum(1)  # before the first that is absent
-    lowered = rows.drafted.minimum(first + present)
-    rows.drafted.copy_(torch.where(present < tokens.shape[1], lowered, rows.drafted))
+    rows.fed.numpy()[:, 1 + first : 1 + end] = np.maximum(tokens, 0)
+    absent = tokens < 0
+    if absent.any():
+        drafted = rows.drafted.numpy()
+        before = np.where(absent.any(1), first + absent.argmax(1), drafted)
+        np.minimum(drafted, before, out=drafted)
     if (draft := rows.draft) is not None:
-        draft.next.copy_(_known(tokens[:, -1:], draft.context))
-        draft.starts.copy_((rows.lengths + end - 1).clamp(max=draft.context.length - 1))
+        draft.next.numpy()[:] = _known(tokens[:, -1:], draft.context)
+        draft.starts.numpy()[:] = np.minimum(rows.lengths.numpy() + end - 1, draft.context.length - 1)
 
 
-def _append(rows: RowState, tokens: Tensor, accepted: Tensor, status: Tensor) -> Tensor:
-    state, slots, lengths = rows.state, rows.slots, rows.lengths
-    limits = state.limits[slots]
-    over, failed = state.ended[slots] != 0, status != 0
-    column = torch.arange(tokens.shape[1])
-    room = limits.clamp(max=state.token_ids.shape[1]) - lengths
-    counts = (accepted + 1).minimum(room).clamp(0, len(column)) * ~(over | failed)
-    ends = torch.isin(tokens, state.eos_token_ids) & (state.heeds_ends[slots] != 0)[:, None]
-    ends &= column < counts[:, None]
-    counts = torch.where(ends.any(1), ends.int().argmax(1) + 1, counts)
-    row, place = (column < counts[:, None]).nonzero(as_tuple=True)
-    state.token_ids[slots[row], lengths[row] + place] = tokens[row, place].clamp(min=0)
-    ended = over | failed | ends.any(1) | (lengths + counts >= limits)
-    state.lengths[slots], state.ended[slots] = lengths + counts, ended.long()
-    return torch.cat(
-        [torch.stack([status.long() * ~over, rows.drafted.long(), accepted.long(), counts], 1), tokens], 1
-    )
+def _append(rows: RowState, tokens: Integers, accepted: Integers, status: Integers) -> Tensor:
+    state, (batch, steps) = rows.state, tokens.shape
+    token_ids, lengths, ended = (each.numpy() for each in (state.token_ids, state.lengths, state.ended))
+    ends, capacity = frozenset(state.eos_token_ids.tolist()), token_ids.shape[1]
+    outputs = np.zeros((batch, _COUNTS + steps), np.int64)
+    outputs[:, 1], outputs[:, 2], outputs[:, _COUNTS:] = rows.drafted.numpy(), accepted, tokens
+    for row, slot in enumerate(rows.slots.tolist()):
+        if ended[slot]:
+            continue
+        length, limit, failed = int(lengths[slot]), int(state.limits[slot]), int(status[row])
+        room = 0 if failed else min(int(accepted[row]) + 1, steps, min(limit, capacity) - length)
+        emitted = tokens[row, : max(room, 0)].tolist()
+        heeded = ends if state.heeds_ends[slot] else frozenset[int]()
+        found = next((place for place, token in enumerate(emitted) if token in heeded), None)
+        if found is not None:
+            emitted = emitted[: found + 1]
+        token_ids[slot, length : length + len(emitted)] = [max(token, 0) for token in emitted]
+        outputs[row, 0], outputs[row, 3] = failed, len(emitted)
+        lengths[slot] = length + len(emitted)
+        ended[slot] = failed != 0 or found is not None or lengths[slot] >= limit
+    return torch.from_numpy(outputs)
 
 
-def _tokens_at(state: SlotState, slots: Tensor, starts: Tensor, count: int) -> Tensor:
+def _tokens_at(state: SlotState, slots: Integers, starts: Integers, count: int) -> Integers:
     """[B, count] from position starts[b] on; positions beside a slot read its nearest."""
-    positions = starts[:, None] + torch.arange(count)
-    return state.token_ids[slots[:, None], positions.clamp(0, state.token_ids.shape[1] - 1)]
+    token_ids = state.token_ids.numpy()
+    positions = starts[:, np.newaxis] + np.arange(count)
+    read: Integers = token_ids[slots[:, np.newaxis], positions.clip(0, token_ids.shape[1] - 1)]
+    return read
 
 
-def _known(token_ids: Tensor, context: DraftContext) -> Tensor:
-    return torch.where((token_ids >= 0) & (token_ids < context.vocabulary), token_ids, 0)
+def _known(token_ids: Integers, context: DraftContext) -> Integers:
+    return np.where((token_ids >= 0) & (token_ids < context.vocabulary), token_ids, 0)

@@ -62,9 +62,15 @@ def expect_range(name: str, value: Tensor, least: float, most: float) -> None:
             raise ValueError(f"{name}[{row}] must be at least {least:g}{limit}, got {number}")
 
 
-def expect_distributions(argument: str, logits: Singles, read: Truths | bool = True) -> None:
+def without_distribution(logits: Singles, read: Truths) -> Truths:
+    """Which rows of [..., V] will be read and have no finite maximum."""
+    lacking: Truths = ~np.isfinite(logits.max(-1)) & read
+    return lacking
+
+
+def expect_distributions(argument: str, logits: Singles, read: Truths) -> None:
     """Refuse a row of [..., V] that will be read and has no finite maximum: it has no distribution."""
-    wrong = ~np.isfinite(logits.max(-1)) & read
+    wrong = without_distribution(logits, read)
     if wrong.any():
         raise InvalidLogits(argument, np.argwhere(wrong).tolist())
 

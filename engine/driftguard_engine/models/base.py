@@ -22,7 +22,9 @@ class TokenModel(Protocol):
 
     vocabulary: int
     max_length: int
+    dtype: torch.dtype  # of logits
     path: Literal["lean", "generic"]
+    kernels_obstacle: str | None  # why the kernels cannot compute its layers
 
     def forward(self, token_ids: Sequence[int], spans: Sequence[Span]) -> Tensor:
         """Writes keys and values of all tokens and returns their logits [N, V].
@@ -82,7 +84,7 @@ class DecodesBySpans:
         logits = self._decoded_spans(token_ids, starts, slots, needed)
         if min(needed) == max(needed):
             return logits.view(len(needed), needed[0], -1)
-        return pad_sequence(list(logits.split(needed)), batch_first=True)
+        return pad_sequence(list(torch.split(logits, needed)), batch_first=True)
 
     @torch.inference_mode()
     def decode_into(

@@ -75,6 +75,9 @@ class GenericModel(DecodesBySpans):
     """Any transformers causal language model with a slot cache. See `TokenModel`."""
 
     path: Literal["lean", "generic"] = "generic"
+    kernels_obstacle: str | None = (
+        "transformers computes it (the generic path), and each step waits for the host"
+    )
 
     def __init__(self, module: Any, slots: int, max_length: int) -> None:
         self._module = module
@@ -86,7 +89,7 @@ class GenericModel(DecodesBySpans):
         self._layers = [SlotLayer(self._store, index) for index in range(layers)]
         self._cache = Cache(layers=[*self._layers])
         # One token now allocates all memory at the start, and not under traffic.
-        self.prefill([0], [Span(0, 0, 1)])
+        self.dtype = self.forward([0], [Span(0, 0, 1)]).dtype
 
     @torch.inference_mode()
     def forward(self, token_ids: Sequence[int], spans: Sequence[Span]) -> Tensor:

@@ -58,7 +58,7 @@ class LlamaModel(DecodesBySpans):
         self._heads = heads_of(config)
         self._embedding: Tensor = module.model.embed_tokens.weight.detach()
         self._device, self.dtype = self._embedding.device, self._embedding.dtype
-        self.kernels_obstacle = obstacle(
+        self.kernels_obstacle: str | None = obstacle(
             self.dtype, config.hidden_size, config.intermediate_size, self._heads.dim
         )
         self._ops: LayerOps = layers

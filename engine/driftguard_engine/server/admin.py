@@ -81,6 +81,5 @@ def _info(service: Service) -> dict[str, Any]:
         "waiting": engine.waiting,
         "verify_backend": engine.backend,
         "verify_fallback": engine.backend_fallback,
-        "loop": engine.loop,
         "loop_fallback": engine.loop_fallback,
     }

@@ -131,7 +131,7 @@ class _EngineState(Collector):
 
     def collect(self) -> Iterator[Metric]:
         engine, draft = self._engine, self._engine.draft
-        info = InfoMetricFamily(PREFIX, "Target, draft in service, verify backend and decoding loop.")
+        info = InfoMetricFamily(PREFIX, "Target, draft in service and verify backend.")
         info.add_metric(
             [],
             {
@@ -141,7 +141,6 @@ class _EngineState(Collector):
                 "draft_version": draft.version,
                 "method": draft.method,
                 "verify_backend": engine.backend,
-                "loop": engine.loop,
                 "device": engine.config.device,
                 "dtype": engine.config.dtype,
             },
@@ -159,7 +158,7 @@ class _EngineState(Collector):
             ),
             (
                 "loop_fallback",
-                "1 where steps run on the host, or slower than they could, though the device loop was meant.",
+                "1 where steps on a GPU are slower than they could be; the log says why.",
                 int(engine.loop_fallback is not None),
             ),
             ("speculation_enabled", "1 while requests may speculate.", int(engine.speculation)),

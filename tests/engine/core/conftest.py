@@ -3,9 +3,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from driftguard_engine.config import EngineConfig
+from driftguard_engine.decode import placement
 from driftguard_engine.engine import Engine
 
 from tests.engine.core.tiny import save
@@ -23,7 +25,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def new_engine(models: Path) -> Callable[..., Engine]:
-    def make(kind: str = "llama", **changes: Any) -> Engine:
+    """ahead: steps are padded and run one ahead of the host, as on a GPU."""
+
+    def make(kind: str = "llama", *, ahead: bool = False, **changes: Any) -> Engine:
         target, draft = str(models / kind), str(models / f"{kind}_draft")
         settings: dict[str, Any] = {
             "target": target,
@@ -31,6 +35,7 @@ def new_engine(models: Path) -> Callable[..., Engine]:
             "max_batch": 4,
             "prefill_chunk_tokens": 8,
         } | changes
-        return Engine(EngineConfig(**settings))
+        with mock.patch.object(placement, "runs_ahead", return_value=ahead):
+            return Engine(EngineConfig(**settings))
 
     return make

@@ -20,15 +20,17 @@ def requests() -> list[Request]:
     return [request(f"r{index}", [index + 1, 7, 9], max_tokens=60 + 7 * index) for index in range(6)]
 
 
-@pytest.mark.parametrize("loop", ["host", "device"])
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("drafter", ["draft_model", "ngram"])
-def test_greedy_text_is_that_of_a_fixed_k(new_engine: Callable[..., Engine], drafter: str, loop: str) -> None:
+def test_greedy_text_is_that_of_a_fixed_k(
+    new_engine: Callable[..., Engine], drafter: str, ahead: bool
+) -> None:
     fixed = serve(new_engine(drafter=drafter), *requests())
-    engine = new_engine(drafter=drafter, adaptive_k=True, loop=loop)
+    engine = new_engine(drafter=drafter, adaptive_k=True, ahead=ahead)
     adaptive = serve(engine, *requests())
     for name, each in fixed.items():
         assert adaptive[name].output_token_ids == each.output_token_ids
-    void = len(adaptive) if loop == "device" else 0  # an ended request takes part in one step more
+    void = len(adaptive) if ahead else 0  # an ended request takes part in one step more
     steps = sum(each.counts.steps for each in adaptive.values())
     assert sum(engine.drafting.reasons.values()) == steps + void
     assert engine.drafting.reasons["fixed"] == 0

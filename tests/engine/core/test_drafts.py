@@ -43,12 +43,12 @@ def test_a_loaded_draft_serves_only_after_the_swap(new_engine: Callable[..., Eng
     assert after.counts.accepted == after.counts.drafted > 0
 
 
-@pytest.mark.parametrize("loop", ["host", "device"])
+@pytest.mark.parametrize("ahead", [False, True])
 def test_running_requests_keep_their_draft_and_its_memory_is_freed_after_the_last(
-    new_engine: Callable[..., Engine], better: str, loop: str
+    new_engine: Callable[..., Engine], better: str, ahead: bool
 ) -> None:
     expected = tokens(new_engine(), request("old", max_tokens=30, temperature=1.0, seed=4))["old"]
-    engine = new_engine(loop=loop)
+    engine = new_engine(ahead=ahead)
     first = engine.draft
     old_model = weakref.ref(engine._drafts._serving.drafter)
     engine.submit(request("old", max_tokens=30, temperature=1.0, seed=4))

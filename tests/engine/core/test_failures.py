@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from driftguard_engine.core import RequestOutput
-from driftguard_engine.drafters.draft_model import DraftModelDrafter
 from driftguard_engine.engine import Engine
 from driftguard_engine.sequence import RunningSequence
 
@@ -68,7 +66,7 @@ def test_a_failed_step_ends_its_requests_with_the_reason_and_the_engine_goes_on(
     engine = new_engine(max_batch=2)
     expected = tokens(engine, *(request(name) for name in "abc"))
     broken = engine._target.model if part == "target" else engine._drafts._serving.drafter
-    method = "forward" if part == "target" else "propose"
+    method = "forward" if part == "target" else "draft"
     failing_once(monkeypatch, broken, method, torch.OutOfMemoryError("no memory left"))
     done = serve(engine, *(request(name) for name in "abc"))
     for name in "ab":
@@ -95,42 +93,3 @@ def test_a_failure_at_one_request_loses_no_output_of_another(
     done = serve(engine, request("a", max_tokens=1), request("b"))
     assert (done["a"].finish_reason, done["a"].output_token_ids) == ("length", expected)
     assert (done["b"].finish_reason, done["b"].error) == ("error", "RuntimeError: a bug")
-
-
-def test_only_the_request_without_usable_logits_ends(
-    new_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = new_engine()
-    expected = tokens(engine, *(request(name, [5, 6, place]) for place, name in enumerate("abc")))
-    model = engine._target.model
-    original = model.forward
-
-    def forward(token_ids: Any, spans: Any) -> torch.Tensor:
-        logits, first = original(token_ids, spans).clone(), 0
-        for span in spans:
-            if span.slot == 1 and span.start >= 6:
-                logits[first] = float("nan")
-            first += span.count
-        return logits
-
-    monkeypatch.setattr(model, "forward", forward)
-    done = serve(engine, *(request(name, [5, 6, place]) for place, name in enumerate("abc")))
-    assert done["b"].finish_reason == "error"
-    assert "no usable logits" in (done["b"].error or "")
-    assert {name: done[name].output_token_ids for name in "ac"} == {name: expected[name] for name in "ac"}
-
-
-def test_a_draft_without_usable_logits_costs_speed_only_and_says_so(
-    new_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    engine = new_engine()
-    expected = tokens(engine, request())["r"]
-    drafter = engine._drafts._serving.drafter
-    assert isinstance(drafter, DraftModelDrafter)
-    model = drafter.model
-    original = model.forward
-    monkeypatch.setattr(model, "forward", lambda *arguments: original(*arguments) * float("nan"))
-    with caplog.at_level(logging.ERROR):
-        done = serve(engine, request())["r"]
-    assert (done.output_token_ids, done.counts.drafted, done.counts.steps) == (expected, 0, 12)
-    assert "this step is not drafted" in caplog.text

@@ -68,8 +68,8 @@ def serve_at_random(engine: Engine, requests: list[Request]) -> dict[str, Finish
     ("kind", "changes"),
     [
         ("llama", {"drafter": "draft_model"}),
-        ("llama", {"drafter": "draft_model", "loop": "device"}),
-        ("llama", {"drafter": "ngram", "loop": "device"}),
+        ("llama", {"drafter": "draft_model", "ahead": True}),
+        ("llama", {"drafter": "ngram", "ahead": True}),
         ("odd_llama", {"drafter": "none"}),
         ("gpt2", {"drafter": "draft_model"}),
     ],
@@ -149,15 +149,15 @@ def test_an_aborted_prompt_leaves_what_was_read_of_it(new_engine: Callable[..., 
     assert done["r"].reused_prompt_tokens == 3 * CHUNK
 
 
-@pytest.mark.parametrize("loop", ["host", "device"])
+@pytest.mark.parametrize("ahead", [False, True])
 def test_a_draft_that_has_not_read_the_prefix_reads_it(
-    new_engine: Callable[..., Engine], tmp_path: Path, loop: str
+    new_engine: Callable[..., Engine], tmp_path: Path, ahead: bool
 ) -> None:
     """It came later, or the prefix was read without a draft; the old one still knows what it read."""
     other, asked = save(tmp_path / "other", "llama", seed=3, noise=0.02), request("r", SYSTEM)
-    fresh = new_engine(loop=loop, draft=other)
+    fresh = new_engine(ahead=ahead, draft=other)
     expected = told(serve(fresh, asked))
-    engine = new_engine(loop=loop)
+    engine = new_engine(ahead=ahead)
     first, first_expected = engine.draft.version, told(serve(engine, asked))
     engine.load_draft(other, version="v2")
     engine.submit(request("keeps the first", (1, 2), max_tokens=100))
@@ -193,16 +193,16 @@ def test_a_prompt_read_without_a_draft_is_read_again_for_one(new_engine: Callabl
     assert (told(done), done["r"].reused_prompt_tokens) == (expected, 0)
 
 
-@pytest.mark.parametrize("loop", ["host", "device"])
+@pytest.mark.parametrize("ahead", [False, True])
 def test_a_draft_of_a_shorter_context_drafts_as_if_it_had_read_all(
-    new_engine: Callable[..., Engine], tmp_path: Path, loop: str
+    new_engine: Callable[..., Engine], tmp_path: Path, ahead: bool
 ) -> None:
     """Where its context ends, it overwrites what it holds: prompts of every length around that place."""
     short = save(tmp_path / "short", "llama", seed=3, max_position_embeddings=33)
     lengths = (60, 50, 35, 34, 33, 32, 26, 25)
     requests = [request(f"{length}", range(length), max_tokens=4) for length in lengths]
-    expected = serve(new_engine(loop=loop, draft=short, prefix_reuse=False), *requests)
-    engine = new_engine(loop=loop, draft=short, max_batch=2)
+    expected = serve(new_engine(ahead=ahead, draft=short, prefix_reuse=False), *requests)
+    engine = new_engine(ahead=ahead, draft=short, max_batch=2)
     done: dict[str, FinishedRequest] = {}
     for each in requests:
         done |= serve(engine, each)

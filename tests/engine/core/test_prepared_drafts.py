@@ -14,9 +14,8 @@ import pytest
 import torch
 from driftguard_engine import engine as engine_module
 from driftguard_engine.core import DraftInfo, EngineUnavailable, InvalidModel, Request, UnknownDraft
-from driftguard_engine.decode.decoder import DeviceDecoder
 from driftguard_engine.decode.graphs import Runners
-from driftguard_engine.decode.verification import Shape
+from driftguard_engine.decode.step import Shape
 from driftguard_engine.drafters.base import Drafter
 from driftguard_engine.engine import Engine
 
@@ -50,7 +49,6 @@ class Gate:
     """Before each step of a draft that is made, its loader waits for a permit."""
 
     def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert isinstance(engine._decoder, DeviceDecoder)
         self._permits = threading.Semaphore(0)
         self.waiting: list[Shape] = []
         original = engine._decoder.shapes
@@ -97,7 +95,7 @@ def shapes_of_traffic() -> Iterator[list[Request]]:
 def test_no_step_of_a_request_waits_until_it_is_made(
     new_engine: Callable[..., Engine], models: Path, made: Made, first: str, adaptive: bool
 ) -> None:
-    engine = new_engine(loop="device", drafter=first, adaptive_k=adaptive)
+    engine = new_engine(ahead=True, drafter=first, adaptive_k=adaptive)
     at_start = engine.draft.version
     made.by.clear()
     assert all(serve(engine, *asked) for asked in shapes_of_traffic())
@@ -118,8 +116,8 @@ def test_requests_go_on_while_a_draft_is_prepared_and_get_it_only_then(
     new_engine: Callable[..., Engine], made: Made, load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = [request(name, (5, row), 100, temperature=1.0, seed=row) for row, name in enumerate("abc")]
-    expected = tokens(new_engine(loop="device"), *asked)
-    engine = new_engine(loop="device")
+    expected = tokens(new_engine(ahead=True), *asked)
+    engine = new_engine(ahead=True)
     first, gate = engine.draft, Gate(engine, monkeypatch)
     made.by.clear()
     for each in asked:
@@ -149,7 +147,7 @@ def test_running_requests_keep_four_fifths_of_the_time(
     new_engine: Callable[..., Engine], models: Path, made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each capture takes 50 ms by this clock."""
-    engine, pauses = new_engine(loop="device"), list[float]()
+    engine, pauses = new_engine(ahead=True), list[float]()
     made.by.clear()
     monkeypatch.setattr(engine_module, "time", SimpleNamespace(monotonic=lambda: len(made.by) * 0.05))
     monkeypatch.setattr(engine._no_more_drafts, "wait", pauses.append)
@@ -167,7 +165,7 @@ def test_a_second_draft_waits_for_the_first(
     new_engine: Callable[..., Engine], made: Made, load: Load, monkeypatch: pytest.MonkeyPatch, second: str
 ) -> None:
     """The same one again is not prepared twice."""
-    engine = new_engine(loop="device")
+    engine = new_engine(ahead=True)
     first, gate = engine.draft, Gate(engine, monkeypatch)
     made.by.clear()
     loading = load(engine, "v2")
@@ -185,7 +183,7 @@ def test_a_second_draft_waits_for_the_first(
 def test_an_engine_that_stops_gives_up_what_it_prepares(
     new_engine: Callable[..., Engine], made: Made, load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = new_engine(loop="device")
+    engine = new_engine(ahead=True)
     first, gate = engine.draft, Gate(engine, monkeypatch)
     made.by.clear()
     loading, waiting = load(engine, "v2"), load(engine, "v3")
@@ -201,14 +199,13 @@ def test_an_engine_that_stops_gives_up_what_it_prepares(
 def test_a_draft_that_the_memory_has_no_room_for_is_refused_and_leaves_nothing(
     new_engine: Callable[..., Engine], models: Path, made: Made
 ) -> None:
-    engine = new_engine(loop="device")
+    engine = new_engine(ahead=True)
     expected, first = tokens(engine, request()), engine.draft
     made.failure = torch.OutOfMemoryError("tried to allocate 2 GiB")
     with pytest.raises(InvalidModel, match=r"draft: .*llama does not fit .*\(tried to allocate 2 GiB\)"):
         engine.load_draft(str(models / "llama"), "v2")
     made.failure = None
     gc.collect()
-    assert isinstance(engine._decoder, DeviceDecoder)
     assert list(engine._decoder._drafted) == [engine._drafts.drafter]
     assert engine.drafts == [first]
     assert tokens(engine, request()) == expected
@@ -223,16 +220,15 @@ def test_a_start_without_room_for_graphs_says_which_settings_leave_more(
         InvalidModel,
         match=r"graphs of 4 requests .*\(tried to allocate 2 GiB\); a smaller max_batch, max_length",
     ):
-        new_engine(loop="device")
+        new_engine(ahead=True)
 
 
 def test_a_draft_whose_steps_cannot_be_captured_serves_slower_and_says_so(
     new_engine: Callable[..., Engine], models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The capture is played: nothing here can capture."""
-    engine = new_engine(loop="device")
+    engine = new_engine(ahead=True)
     expected = tokens(engine, request())
-    assert isinstance(engine._decoder, DeviceDecoder)
     assert engine.loop_fallback is None
 
     def refuse(*_: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from driftguard_engine.decode.graphs import Runners
+from driftguard_engine.decode.step import Shape
 
 
 @pytest.mark.parametrize("kind", [torch.OutOfMemoryError, RuntimeError])
@@ -26,11 +27,14 @@ def test_the_memory_of_a_broken_capture_is_used_by_no_other(
         raise kind("broken")
 
     monkeypatch.setattr(Runners, "_captured", fail)
-    runners, step = Runners(torch.device("cuda")), SimpleNamespace(table=SimpleNamespace(spare=4))
+    runners, step = (
+        Runners(torch.device("cuda")),
+        SimpleNamespace(table=SimpleNamespace(spare=4), shape=Shape(2, 0, narrows=False)),
+    )
     made: list[Any] = []
     for _ in range(2):
         try:
-            made.append(runners.runner(step, 2))  # type: ignore[arg-type]
+            made.append(runners.runner(step))  # type: ignore[arg-type]
         except torch.OutOfMemoryError:
             continue
     assert used == [0, 1]

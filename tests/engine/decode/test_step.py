@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from driftguard_engine.decode.drafting import Drafting, LookupDrafting, ModelDrafting
 from driftguard_engine.decode.slots import SlotTable
-from driftguard_engine.decode.step import Step
-from driftguard_engine.decode.verification import KernelVerification, Shape
+from driftguard_engine.decode.step import Shape, Step
+from driftguard_engine.drafters.base import Drafter
+from driftguard_engine.drafters.draft_model import DraftModelDrafter
+from driftguard_engine.drafters.ngram import NgramDrafter
 from driftguard_engine.kernels.cuda.launcher import Argument, Size
 from driftguard_engine.models.linear import PlainLinear
 from driftguard_engine.models.llama import LlamaModel
@@ -67,19 +68,13 @@ def step(drafter: str, queued: _Queued, draft_vocabulary: int = VOCABULARY) -> S
     with DEVICE:
         modules = [new_module("llama", seed=1, vocabulary=size) for size in (VOCABULARY, draft_vocabulary)]
     target, draft = (LlamaModel(module, SLOTS + 1, LENGTH, spare=31) for module in modules)
-    drafting: dict[str, Drafting | None] = {
-        "draft_model": ModelDrafting(draft, queued),
-        "ngram": LookupDrafting(2, 4, queued),
+    drafters: dict[str, Drafter | None] = {
+        "draft_model": DraftModelDrafter(draft),
+        "ngram": NgramDrafter(2, 4),
         "none": None,
     }
-    shape = Shape(BATCH, DRAFTS if drafting[drafter] else 0, narrows=True)
-    return Step(
-        target,
-        SlotTable(SLOTS, LENGTH, {0}, DEVICE),
-        drafting[drafter],
-        lambda: KernelVerification(queued, shape, VOCABULARY, torch.float32, DEVICE),
-        queued,
-    )
+    shape = Shape(BATCH, DRAFTS if drafters[drafter] else 0, narrows=True)
+    return Step(target, SlotTable(SLOTS, LENGTH, {0}, DEVICE), drafters[drafter], shape, queued)
 
 
 @pytest.mark.parametrize("drafter", ["draft_model", "ngram", "none"])

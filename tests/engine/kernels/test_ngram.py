@@ -1,4 +1,4 @@
-"""Drafts from the sequence itself, on the device: those that the index on the host finds."""
+"""Drafts from the sequence itself: by the kernel, by the reference, and by trying every place."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import random
 
 import pytest
 import torch
-from driftguard_engine.drafters.ngram import SuffixIndex
 from driftguard_engine.kernels import ngram
 from torch import Tensor
 
@@ -27,9 +26,12 @@ def sequences(seed: int, rows: int, capacity: int) -> tuple[Tensor, Tensor]:
     return token_ids, torch.tensor(lengths)
 
 
-def by_index(token_ids: Tensor, lengths: Tensor, least: int, most: int, drafts: int) -> list[list[int]]:
-    rows = (row[:length].tolist() for row, length in zip(token_ids, lengths.tolist(), strict=True))
-    return [SuffixIndex(least, most).continuation(row, drafts) for row in rows]
+def by_trying(row: list[int], least: int, most: int, drafts: int) -> list[int]:
+    for size in range(most, least - 1, -1):
+        for end in range(len(row) - 1, size - 1, -1):
+            if row[end - size : end] == row[len(row) - size :]:
+                return [row[end + offset % (len(row) - end)] for offset in range(drafts)]
+    return []
 
 
 def by_kernel(
@@ -46,13 +48,14 @@ def by_kernel(
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_drafts_are_those_of_the_index(module: Module, seed: int) -> None:
+def test_drafts_are_those_of_the_most_recent_longest_match(module: Module, seed: int) -> None:
     least, most = SIZES[seed % len(SIZES)]
     drafts = [1, 4, 31][seed % 3]
     token_ids, lengths = sequences(seed, 8, [4, 60, 700][seed % 3])
     tokens = ngram.reference(token_ids, lengths, least, most, drafts)
     found = [row[row >= 0].tolist() for row in tokens]
-    assert found == by_index(token_ids, lengths, least, most, drafts), f"seed {seed}"
+    for row, ids, length in zip(found, token_ids.tolist(), lengths.tolist(), strict=True):
+        assert row == by_trying(ids[:length], least, most, drafts), f"seed {seed}"
     for dtype in (torch.int32, torch.int64):
         kernel_tokens = by_kernel(module, token_ids.to(dtype), lengths, least, most, drafts, seed)
         assert torch.equal(kernel_tokens, tokens), f"seed {seed}, {dtype}"
@@ -70,6 +73,7 @@ def test_by_hand(module: Module) -> None:
     token_ids = torch.tensor([row + [0] * (9 - len(row)) for row in rows])
     lengths = torch.tensor([9, 6, 8, 8, 8, 8])
     tokens = by_kernel(module, token_ids, lengths, 1, 3, 4, 0)
+    assert torch.equal(tokens, ngram.reference(token_ids, lengths, 1, 3, 4))
     assert tokens.tolist() == [
         [5, 7, 8, 5],
         [2, 8, 6, 2],

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from driftguard_engine import speculation
+from driftguard_engine import verify
 from driftguard_engine.kernels.reference import verify as reference
 from driftguard_engine.kernels.reference.exp2 import fused_exp2
 from driftguard_engine.kernels.reference.verify import Chain
 from driftguard_engine.kernels.tensor_checks import checked_sampling
-from driftguard_engine.speculation import SpeculativeStep
+from driftguard_engine.speculation import Verification
+from driftguard_engine.verify import verification_of
 
 from tests.engine.kernels.emulated import Emulated
 from tests.engine.simt.emulator import Module
@@ -19,7 +20,7 @@ ROWS, DRAFTS, SIZE = 4, 2, 40
 
 
 def test_a_step_by_kernels_is_that_of_the_reference(module: Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speculation, "launcher_of", lambda *_: Emulated(module))
+    monkeypatch.setattr(verify, "launcher_of", lambda *_: Emulated(module))
     random = torch.Generator().manual_seed(4)
     target = 2 * torch.randn(ROWS, DRAFTS + 1, SIZE, generator=random)
     draft = target[:, :-1] + 0.3 * torch.randn(ROWS, DRAFTS, SIZE, generator=random)
@@ -27,18 +28,25 @@ def test_a_step_by_kernels_is_that_of_the_reference(module: Module, monkeypatch:
     asked = (torch.tensor([1.0, 0.0, 0.7, 1.3]), top_k, torch.tensor([1.0, 1.0, 1.0, 0.8]), seed)
     sampling, lengths = checked_sampling(*asked, ROWS, draft.device), torch.tensor([2, 1, 2, 0])
 
-    step = SpeculativeStep(sampling, [9] * ROWS, DRAFTS, SIZE, draft.device)
-    for drawn in range(DRAFTS):
-        rows = (lengths > drawn).nonzero()[:, 0]
-        step.draw(draft[rows, drawn], rows.tolist())
+    def new_step() -> Verification:
+        positions = np.full(ROWS, 9)
+        return verification_of(sampling, positions, lengths.int(), DRAFTS, SIZE, torch.float32)
+
+    drawn, offered = new_step(), new_step()
+    drawn.draft_logits.copy_(draft)
+    for each in range(DRAFTS):
+        drawn.draw(each)
 
     steps = [
         reference.sample_draft(draft[:, each], sampling, np.full(ROWS, 9) + each, fused_exp2)
         for each in range(DRAFTS)
     ]
     tokens = torch.stack(steps, 1)
-    assert step.proposals == [tokens[row, :count].tolist() for row, count in enumerate(lengths.tolist())]
+    assert torch.equal(drawn.draft_tokens, tokens)
+    offered.offer(draft, tokens)
     chain = Chain(target, draft, tokens, lengths, sampling, np.full(ROWS, 9))
     emitted, accepted = reference.verify_chain(chain, fused_exp2)
-    known = zip(emitted.tolist(), accepted.tolist(), strict=True)
-    assert step.verify(target, range(ROWS)) == [row[: count + 1] for row, count in known]
+    for step in (drawn, offered):
+        verified = step.verify(target)
+        assert torch.equal(verified.tokens, emitted)
+        assert torch.equal(verified.accepted, accepted.int())

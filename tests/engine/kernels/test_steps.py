@@ -1,19 +1,15 @@
-"""Whole steps of the loop on the device, by the kernels: what the reference gives."""
+"""Whole steps by the kernels: what the reference gives."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from driftguard_engine.core import SamplingParams
-from driftguard_engine.decode.drafting import Drafting, LookupDrafting, ModelDrafting
 from driftguard_engine.decode.slots import SlotTable
-from driftguard_engine.decode.step import Step
-from driftguard_engine.decode.verification import (
-    KernelVerification,
-    ReferenceVerification,
-    Shape,
-    Verification,
-)
+from driftguard_engine.decode.step import Shape, Step
+from driftguard_engine.drafters.base import Drafter
+from driftguard_engine.drafters.draft_model import DraftModelDrafter
+from driftguard_engine.drafters.ngram import NgramDrafter
 from driftguard_engine.kernels.cuda.launcher import Launcher
 from driftguard_engine.models.llama import LlamaModel
 
@@ -38,24 +34,16 @@ def sequences(drafter: str, launcher: Launcher | None) -> list[list[int]]:
         for parameter in disturbed.parameters():
             parameter += 0.03 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2))
     draft = LlamaModel(disturbed, 4, LENGTH, launcher=launcher)
-    drafting: dict[str, Drafting] = {
-        "draft_model": ModelDrafting(draft, launcher),
-        "ngram": LookupDrafting(1, 3, launcher),
-    }
-
-    def new_verification() -> Verification:
-        if launcher is None:
-            return ReferenceVerification(SHAPE, VOCABULARY)
-        return KernelVerification(launcher, SHAPE, VOCABULARY, torch.float32, CPU)
-
+    drafters: dict[str, Drafter] = {"draft_model": DraftModelDrafter(draft), "ngram": NgramDrafter(1, 3)}
     table = SlotTable(3, LENGTH, {0}, CPU)
     target = LlamaModel(module, 4, LENGTH, spare=3, launcher=launcher)
-    step = Step(target, table, drafting[drafter], new_verification, launcher)
+    step = Step(target, table, drafters[drafter], SHAPE, launcher)
     slots = [2, 0, 1]
     for slot, params in zip(slots, ROWS, strict=True):
         table.admit(slot, [5 + slot, 6], 2 + params.max_tokens, params)
-    told = [step.run(torch.tensor([[*slots, table.spare], [3, 2, 3, 0]])) for _ in range(STEPS)]
-    return [*torch.cat(told)[:, :4].tolist(), *table.state.token_ids[:3].tolist()]
+    queued = torch.tensor([[*slots, table.spare], [3, 2, 3, 0]])
+    told = [row for _ in range(STEPS) for row in step.run(queued)[:, :4].tolist()]
+    return [*told, *table.state.token_ids[:3].tolist()]
 
 
 @pytest.mark.parametrize("drafter", ["draft_model", "ngram"])

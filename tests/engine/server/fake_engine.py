@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any
 
 from driftguard_engine.adaptive_k.controller import DraftLengthController
 from driftguard_engine.adaptive_k.plan import FixedK
@@ -140,10 +140,6 @@ class FakeEngine(Engine):
     @property
     def backend(self) -> str:
         return "reference"
-
-    @property
-    def loop(self) -> Literal["host"]:
-        return "host"
 
     @property
     def loop_fallback(self) -> str | None:

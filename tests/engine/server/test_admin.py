@@ -43,7 +43,6 @@ def test_info_says_what_serves(client: httpx.Client) -> None:
         "waiting": 0,
         "verify_backend": "reference",
         "verify_fallback": None,
-        "loop": "host",
         "loop_fallback": None,
     }
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from driftguard_engine.kernels.tensor_checks import checked_sampling
-from driftguard_engine.speculation import SpeculativeStep
-from driftguard_engine.verify import VerifyResult, verify_chain
+from driftguard_engine.kernels.reference.verify import singles
+from driftguard_engine.kernels.tensor_checks import checked_sampling, expect_distributions
+from driftguard_engine.verify import VerifyResult, verification_of, verify_chain
 from scipy import stats
 from torch import Tensor
 
@@ -105,9 +105,13 @@ def sample_draft(
     """One draft token per row of [B, V], int64 [B], as the engine draws it; the rest as `verify_chain`."""
     (rows, size), device = draft_logits.shape, draft_logits.device
     sampling = checked_sampling(temperature, top_k, top_p, seed, rows, device)
-    step = SpeculativeStep(sampling, position.tolist(), 1, size, device)
-    step.draw(draft_logits, range(rows))
-    return torch.tensor(step.proposals)[:, 0]
+    one, positions = torch.ones(rows, dtype=torch.int32, device=device), position.cpu().numpy()
+    step = verification_of(sampling, positions, one, 1, size, draft_logits.dtype)
+    step.draft_logits[:, 0] = draft_logits
+    step.draw(0)
+    if bool((step.draft_tokens < 0).any()):
+        expect_distributions("draft_logits", singles(draft_logits), read=np.ones(rows, np.bool_))
+    return step.draft_tokens[:, 0]
 
 
 def draw(

@@ -1,12 +1,12 @@
-"""A speculative step keeps what its drafts were drawn from, and emits what the same logits give."""
+"""The verification of a step keeps what its drafts were drawn from, and emits what the same logits give."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from driftguard_engine.kernels.tensor_checks import InvalidLogits, checked_sampling
-from driftguard_engine.speculation import SpeculativeStep
-from driftguard_engine.verify import verify_chain
+from driftguard_engine.speculation import Verification, Verified
+from driftguard_engine.verify import VerifyResult, verification_of, verify_chain
 from torch import Tensor
 
 from tests.engine.verify.distributions import sample_draft
@@ -21,8 +21,9 @@ LENGTHS = torch.arange(ROWS) % (DRAFTS + 1)
 SETTINGS = (TEMPERATURE, TOP_K, TOP_P, SEED)
 
 
-def new_step() -> SpeculativeStep:
-    return SpeculativeStep(checked_sampling(*SETTINGS, ROWS, CPU), POSITION.tolist(), DRAFTS, SIZE, CPU)
+def new_step(drafted: Tensor = LENGTHS) -> Verification:
+    sampling = checked_sampling(*SETTINGS, ROWS, CPU)
+    return verification_of(sampling, POSITION.numpy(), drafted.int(), DRAFTS, SIZE, torch.float32)
 
 
 def new_logits() -> tuple[Tensor, Tensor]:
@@ -31,69 +32,72 @@ def new_logits() -> tuple[Tensor, Tensor]:
     return target, target[:, :-1] + 0.3 * torch.randn(ROWS, DRAFTS, SIZE, generator=random)
 
 
-def draw_all(step: SpeculativeStep, draft: Tensor, lengths: Tensor) -> None:
+def draw_all(step: Verification, draft: Tensor) -> None:
+    step.draft_logits.copy_(draft)
     for drawn in range(draft.shape[1]):
-        rows = (lengths > drawn).nonzero()[:, 0]
-        step.draw(draft[rows, drawn], rows.tolist())
+        step.draw(drawn)
 
 
-def padded(proposals: list[list[int]]) -> Tensor:
-    return torch.tensor([tokens + [-1] * (DRAFTS - len(tokens)) for tokens in proposals])
+def assert_verified(found: Verified, known: VerifyResult) -> None:
+    steps = found.tokens.shape[1]
+    assert torch.equal(found.tokens, known.tokens[:, :steps])
+    assert (known.tokens[:, steps:] == -1).all()
+    assert torch.equal(found.accepted, known.accepted)
+    assert not found.status.any()
 
 
 def test_a_step_emits_what_its_logits_give() -> None:
     step, (target, draft) = new_step(), new_logits()
-    draw_all(step, draft, LENGTHS)
-    for row, tokens in enumerate(step.proposals):
+    draw_all(step, draft)
+    for row, tokens in enumerate(step.draft_tokens.tolist()):
         one = slice(row, row + 1)
         asked = (TEMPERATURE[one], TOP_K[one], TOP_P[one], SEED[one])
-        assert tokens == [
-            int(sample_draft(draft[one, drawn], *asked, POSITION[one] + drawn))
-            for drawn in range(int(LENGTHS[row]))
+        length = int(LENGTHS[row])
+        assert tokens[:length] == [
+            int(sample_draft(draft[one, drawn], *asked, POSITION[one] + drawn)) for drawn in range(length)
         ]
-    known = verify_chain(target, draft, padded(step.proposals), LENGTHS, *SETTINGS, POSITION)
-    emitted = [row[:count] for row, count in zip(known.tokens.tolist(), known.emitted.tolist(), strict=True)]
-    assert step.verify(target, range(ROWS)) == emitted
+    known = verify_chain(target, draft, step.draft_tokens, LENGTHS, *SETTINGS, POSITION)
     assert 0 < int(known.accepted.sum()) < int(LENGTHS.sum())
-    some = [0, 2, 4, 5, 6]
-    assert step.verify(target[some, :3], some) == [emitted[row] for row in some]
+    assert_verified(step.verify(target), known)
+
+
+def test_no_more_is_verified_than_the_target_has_read() -> None:
+    lengths = LENGTHS.clamp(max=1)
+    step, (target, draft) = new_step(lengths), new_logits()
+    draw_all(step, draft)
+    known = verify_chain(target, draft, step.draft_tokens, lengths, *SETTINGS, POSITION)
+    assert_verified(step.verify(target[:, :2]), known)
 
 
 def test_a_guess_is_certain() -> None:
     step, (target, _) = new_step(), new_logits()
     likeliest = target[:, :-1].argmax(-1)
     point = torch.full((ROWS, DRAFTS, SIZE), -torch.inf).scatter(-1, likeliest.unsqueeze(-1), 0.0)
-    for row in range(ROWS):
-        step.guess(row, likeliest[row, : LENGTHS[row]].tolist())
-    known = verify_chain(target, point, padded(step.proposals), LENGTHS, *SETTINGS, POSITION)
-    emitted = [row[:count] for row, count in zip(known.tokens.tolist(), known.emitted.tolist(), strict=True)]
-    assert step.verify(target, range(ROWS)) == emitted
+    step.draft_tokens.copy_(likeliest)
+    known = verify_chain(target, point, likeliest, LENGTHS, *SETTINGS, POSITION)
     assert 0 < int(known.accepted.sum()) < int(LENGTHS.sum())
+    assert_verified(step.verify(target), known)
 
 
-def test_drafts_that_fail_are_withdrawn_and_others_verified() -> None:
-    step, (target, draft) = new_step(), new_logits()
-    step.draw(draft[:, 0], range(ROWS))
+def test_a_row_without_usable_logits_is_told_and_others_are_what_they_are_without_it() -> None:
+    drafted = torch.full((ROWS,), 2, dtype=torch.int32)
+    step, good, (target, draft) = new_step(drafted), new_step(drafted), new_logits()
+    draw_all(good, draft)
+    usable = draft.clone()
     draft[3, 1] = torch.nan
-    with pytest.raises(InvalidLogits, match=r"draft_logits\[3\]"):
-        step.draw(draft[:, 1], range(ROWS))
-    step.withdraw(range(3, 6))
-    lengths = torch.tensor([1, 1, 1, 0, 0, 0, 1, 1, 1])
-    known = verify_chain(target, draft, padded(step.proposals), lengths, *SETTINGS, POSITION)
-    emitted = [row[:count] for row, count in zip(known.tokens.tolist(), known.emitted.tolist(), strict=True)]
-    assert step.verify(target[:, :2], range(ROWS)) == emitted
+    draw_all(step, draft)
+    expected = good.draft_tokens.clone()
+    expected[3, 1] = -1
+    assert torch.equal(step.draft_tokens, expected)
+
+    drafted[3] = 1  # as `steps.feed` lowers it
+    known = verify_chain(target, usable, expected, drafted, *SETTINGS, POSITION)
+    assert_verified(step.verify(target), known)
     target[7, 0] = -torch.inf
+    broken = step.verify(target)
+    assert broken.status.tolist() == [0] * 7 + [1, 0]
+    others = torch.arange(ROWS) != 7
+    assert torch.equal(broken.tokens[others], known.tokens[others])
     with pytest.raises(InvalidLogits, match=r"target_logits\[7, 0\]") as refused:
-        step.verify(target[:, :2], range(ROWS))
+        verify_chain(target, usable, expected, drafted, *SETTINGS, POSITION)
     assert refused.value.rows == (7,)
-
-
-def test_what_does_not_fit_is_refused() -> None:
-    step, (target, draft) = new_step(), new_logits()
-    with pytest.raises(ValueError, match=r"draft_logits must have shape \[2, 4099\], got \[3, 4099\]"):
-        step.draw(draft[:3, 0], [0, 1])
-    step.draw(draft[:2, 0], [0, 1])
-    with pytest.raises(ValueError, match=r"rows \[1, 2\] must have equally many drafts"):
-        step.draw(draft[1:3, 1], [1, 2])
-    with pytest.raises(ValueError, match=r"target_logits must have shape \[9, 2, 4099\], got \[9, 4, 4099\]"):
-        step.verify(target, range(ROWS))

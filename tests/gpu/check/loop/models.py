@@ -95,7 +95,6 @@ class Models:
             draft=NAME,
             device="cuda" if self.setting.device.type == "cuda" else "cpu",
             dtype=str(self.setting.dtype).removeprefix("torch."),
-            loop="device",
             max_batch=max_batch,
             max_length=self.setting.max_length,
             num_speculative_tokens=num_speculative_tokens,
@@ -116,7 +115,7 @@ class Models:
             self._lean_drafts[acceptance] = self._lean(self.draft_module(acceptance))
         info = DraftInfo(NAME, f"acceptance-{acceptance:g}", "draft_model")
         model = self._lean_drafts[acceptance]
-        return LoadedDraft(info, DraftModelDrafter(model, self.setting.pair.target.vocabulary))
+        return LoadedDraft(info, DraftModelDrafter(model))
 
     def _lean(self, module: Any) -> LlamaModel:
         placement = placement_of(self._config(self.setting.max_batch))

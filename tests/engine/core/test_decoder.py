@@ -1,4 +1,4 @@
-"""Decoding whose state is on the device gives what the host's loop gives, one step later."""
+"""Decoding, with the outcome of a step at once (on a CPU) and one step later (on a GPU)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 from driftguard_engine.config import InvalidConfig
-from driftguard_engine.core import FinishedRequest, InvalidModel, Request
-from driftguard_engine.decode.decoder import DeviceDecoder
+from driftguard_engine.core import FinishedRequest, Request
 from driftguard_engine.drafters.draft_model import DraftModelDrafter
 from driftguard_engine.engine import Engine, lost_device
 from driftguard_engine.models.llama import LlamaModel
@@ -46,12 +45,11 @@ def told(done: FinishedRequest) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("drafter", ["draft_model", "ngram", "none"])
-def test_requests_of_all_kinds_get_what_they_get_from_the_hosts_loop(
+def test_requests_of_all_kinds_get_the_same_one_step_later(
     new_engine: Callable[..., Engine], drafter: str
 ) -> None:
     expected = serve(new_engine(drafter=drafter), *traffic())
-    engine = new_engine(drafter=drafter, loop="device")
-    assert engine.loop == "device"
+    engine = new_engine(drafter=drafter, ahead=True)
     done = serve(engine, *traffic())
     assert {name: told(each) for name, each in done.items()} == {
         name: told(each) for name, each in expected.items()
@@ -59,17 +57,54 @@ def test_requests_of_all_kinds_get_what_they_get_from_the_hosts_loop(
     assert {each.finish_reason for each in done.values()} == {"length", "stop"}
 
 
-@pytest.mark.parametrize("kind", ["llama", "odd_llama"])
+@pytest.mark.parametrize("kind", ["llama", "odd_llama", "gpt2"])
 def test_greedy_text_is_plain_greedy_decoding(new_engine: Callable[..., Engine], kind: str) -> None:
+    """Steps of a model that transformers computes cannot run ahead, and serve all the same."""
     prompts = {"a": (7,), "b": (1, 2, 3, 4) * 5}
-    done = tokens(
-        new_engine(kind, loop="device"), *(request(name, prompt, 40) for name, prompt in prompts.items())
-    )
+    engine = new_engine(kind, ahead=True)
+    done = tokens(engine, *(request(name, prompt, 40) for name, prompt in prompts.items()))
     assert done == {name: plain_greedy(kind, prompt, 40) for name, prompt in prompts.items()}
 
 
+def test_a_draft_that_transformers_computes_serves_beside_steps_that_run_ahead(
+    new_engine: Callable[..., Engine], models: Path
+) -> None:
+    engine = new_engine(ahead=True)
+    engine.load_draft(str(models / "gpt2_draft"), "v2")
+    engine.submit(request("first", (7, 8), 40))
+    outputs = engine.step()
+    engine.swap_draft("v2")
+    engine.submit(request("second", (7, 8), 40))
+    done = finished(outputs + drain(engine))
+    assert {each.output_token_ids for each in done.values()} == {plain_greedy("llama", (7, 8), 40)}
+    assert done["second"].draft.version == "v2"
+    assert done["second"].counts.drafted > 0
+
+
+@pytest.mark.parametrize("drafter", ["draft_model", "ngram"])
+def test_more_drafts_than_the_kernels_verify(new_engine: Callable[..., Engine], drafter: str) -> None:
+    """On a CPU; a GPU's engine says that it cannot."""
+    engine = new_engine(drafter=drafter, max_speculative_tokens=40)
+    prompt = (1, 2, 3, 4) * 5
+    asked = [request("many", prompt, 100, num_speculative_tokens=40), request("few", prompt, 100)]
+    done = serve(engine, *asked)
+    assert {each.output_token_ids for each in done.values()} == {plain_greedy("llama", prompt, 100)}
+    assert len(done["many"].counts.drafted_per_position) == 40
+    with pytest.raises(InvalidConfig, match="max_speculative_tokens: 32 is more than the 31"):
+        new_engine(ahead=True, max_speculative_tokens=32)
+
+
+def test_a_request_is_sampled_as_it_asks_though_its_id_was_used_before(
+    new_engine: Callable[..., Engine],
+) -> None:
+    engine = new_engine()
+    expected = tokens(engine, request("other", temperature=1.0, seed=5))["other"]
+    greedy = tokens(engine, request("r"))["r"]
+    assert tokens(engine, request("r", temperature=1.0, seed=5))["r"] == expected != greedy
+
+
 def test_the_host_reads_one_step_behind(new_engine: Callable[..., Engine]) -> None:
-    engine = new_engine(loop="device", drafter="none")
+    engine = new_engine(ahead=True, drafter="none")
     engine.submit(request(max_tokens=3))
     emitted = [[len(output.token_ids) for output in engine.step()] for _ in range(4)]
     assert emitted == [[], [1], [1], [1]]
@@ -79,7 +114,7 @@ def test_the_host_reads_one_step_behind(new_engine: Callable[..., Engine]) -> No
 def test_what_a_request_leaves_behind_reaches_nobody(new_engine: Callable[..., Engine]) -> None:
     """Aborted with a step in flight: the next in its slot begins with its own tokens."""
     expected = tokens(new_engine(), request("b", (8, 8, 8)))["b"]
-    engine = new_engine(loop="device", max_batch=1)
+    engine = new_engine(ahead=True, max_batch=1)
     engine.submit(request("a", max_tokens=50))
     engine.submit(request("b", (8, 8, 8)))
     for _ in range(3):
@@ -90,12 +125,12 @@ def test_what_a_request_leaves_behind_reaches_nobody(new_engine: Callable[..., E
     assert done["b"].output_token_ids == expected
 
 
-@pytest.mark.parametrize("loop", ["host", "device"])
+@pytest.mark.parametrize("ahead", [False, True])
 def test_a_draft_model_reads_what_was_decoded_without_it(
-    new_engine: Callable[..., Engine], models: Path, loop: str
+    new_engine: Callable[..., Engine], models: Path, ahead: bool
 ) -> None:
     """Five steps without drafts, five with, and so on: a draft that is the target itself is always right."""
-    engine = new_engine(loop=loop, draft=str(models / "llama"))
+    engine = new_engine(ahead=ahead, draft=str(models / "llama"))
     asked = request(prompt=range(12), max_tokens=100)
     engine.submit(asked)
     outputs = engine.step()  # reads a part of the prompt only
@@ -127,21 +162,22 @@ def patch_decode(
 
     def decode(*given: torch.Tensor) -> torch.Tensor:
         logits = original(*given)
-        changed(logits, *given[-2:])
+        changed(logits, *given[1:3])
         return logits
 
     def decode_into(logits: torch.Tensor, *given: Any) -> None:
         original_into(logits, *given)
-        changed(logits[:, None], *given[-2:])
+        changed(logits[:, None], *given[2:4])
 
     monkeypatch.setattr(model, "decode", decode)
     monkeypatch.setattr(model, "decode_into", decode_into)
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 def test_only_the_request_without_usable_logits_ends(
-    new_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+    new_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch, ahead: bool
 ) -> None:
-    engine = new_engine(loop="device")
+    engine = new_engine(ahead=ahead)
     asked = [request(name, [5, 6, place]) for place, name in enumerate("abc")]
     expected = tokens(engine, *asked)
     assert isinstance(engine._target.model, LlamaModel)
@@ -152,10 +188,14 @@ def test_only_the_request_without_usable_logits_ends(
     assert {name: done[name].output_token_ids for name in "ac"} == {name: expected[name] for name in "ac"}
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 def test_a_draft_without_usable_logits_costs_speed_only_and_says_so(
-    new_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    new_engine: Callable[..., Engine],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    ahead: bool,
 ) -> None:
-    engine = new_engine(loop="device")
+    engine = new_engine(ahead=ahead)
     asked = request(prompt=range(10))
     expected = tokens(engine, asked)["r"]
     drafter = engine._drafts.drafter
@@ -171,7 +211,7 @@ def test_a_draft_without_usable_logits_costs_speed_only_and_says_so(
 def test_a_failed_step_ends_its_requests_with_the_reason_and_the_engine_goes_on(
     new_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = new_engine(loop="device", max_batch=1)
+    engine = new_engine(ahead=True, max_batch=1)
     asked = [request("a", range(3)), request("b", range(4))]
     expected = tokens(engine, *asked)
     assert isinstance(engine._target.model, LlamaModel)
@@ -190,7 +230,7 @@ def test_a_failed_step_ends_its_requests_with_the_reason_and_the_engine_goes_on(
 def test_a_prompt_that_does_not_reach_the_device_ends_its_request_with_the_reason(
     new_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = new_engine(loop="device", max_batch=2)
+    engine = new_engine(ahead=True, max_batch=2)
     expected = tokens(engine, request("c", range(5)))["c"]
 
     def fail(row: Any) -> None:
@@ -218,20 +258,6 @@ def test_a_device_that_fails_at_everything_is_told_as_lost(
     assert lost_device(torch.device("cuda", 0)) == "CUDA error: unspecified launch failure"
 
 
-def test_models_that_the_device_cannot_decode_are_refused(
-    new_engine: Callable[..., Engine], models: Path
-) -> None:
-    with pytest.raises(InvalidConfig, match="loop: 'device' is not possible: the target runs on the generic"):
-        new_engine("gpt2", loop="device")
-    with pytest.raises(InvalidConfig, match="max_speculative_tokens: 32 is more than the 31"):
-        new_engine(loop="device", max_speculative_tokens=32)
-    with pytest.raises(InvalidConfig, match="loop: 'sideways' is not one of auto, host, device"):
-        new_engine(loop="sideways")
-    engine = new_engine(loop="device")
-    with pytest.raises(InvalidModel, match="generic path only"):
-        engine.load_draft(str(models / "gpt2_draft"))
-
-
 def test_a_draft_with_another_shape_of_vocabulary_and_context_still_drafts(
     new_engine: Callable[..., Engine], tmp_path: Path
 ) -> None:
@@ -239,7 +265,7 @@ def test_a_draft_with_another_shape_of_vocabulary_and_context_still_drafts(
     asked = traffic()[:3]
     for vocabulary in (257 - 1, 300):
         draft = save(tmp_path / str(vocabulary), seed=3, vocab_size=vocabulary, max_position_embeddings=40)
-        host, device = (serve(new_engine(draft=draft, loop=loop), *asked) for loop in ("host", "device"))
+        host, device = (serve(new_engine(draft=draft, ahead=ahead), *asked) for ahead in (False, True))
         assert {name: told(each) for name, each in device.items()} == {
             name: told(each) for name, each in host.items()
         }
@@ -247,9 +273,8 @@ def test_a_draft_with_another_shape_of_vocabulary_and_context_still_drafts(
 
 
 def test_steps_of_a_draft_that_is_gone_are_gone(new_engine: Callable[..., Engine], models: Path) -> None:
-    engine = new_engine(loop="device")
+    engine = new_engine(ahead=True)
     serve(engine, request())
-    assert isinstance(engine._decoder, DeviceDecoder)
     engine.load_draft(str(models / "odd_llama_draft"), "v2")
     engine.swap_draft("v2")
     assert list(engine._decoder._drafted) == [engine._drafts.drafter]
