@@ -7,6 +7,7 @@ distribution: it draws -1, or its status says so, and other rows are what they a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -45,7 +46,11 @@ class Verification(Protocol):
     """
 
     draft_tokens: Tensor  # [B, K] int64; an id that the vocabulary lacks (-1: no proposal) is rejected
-    draft_logits: Tensor  # [B, K, V]: where a draft model writes its logits
+
+    @property
+    def draft_logits(self) -> Tensor:
+        """[B, K, V]: where a draft model writes its logits."""
+        ...
 
     def draw(self, step: int) -> None:
         """Draws draft token `step` of the rows that have more drafts, from draft_logits[:, step]."""
@@ -113,7 +118,11 @@ class KernelVerification:
 
 
 class ReferenceVerification:
-    """See `Verification`. `verify` computes the target's distributions only: the drafts' are kept."""
+    """See `Verification`. `verify` computes the target's distributions only: the drafts' are kept.
+
+    What takes memory or time is made when it is first needed: a step of greedy rows, or without drafts, needs
+    little of it.
+    """
 
     def __init__(
         self, sampling: SamplingBatch, positions: Integers, drafted: Tensor, drafts: int, vocabulary: int
@@ -122,23 +131,36 @@ class ReferenceVerification:
 
         drafted: on the CPU. drafts: K.
         """
-        batch = len(positions)
-        self.draft_tokens = torch.zeros(batch, drafts, dtype=torch.int64)
-        self.draft_logits = torch.zeros(batch, drafts, vocabulary)
-        self._sampling, self._drafted, self._drawn = sampling, drafted.numpy(), False
-        self._noise = StepNoise(sampling.seed, positions, drafts + 1)
-        self._distributions = TokenDistributions.certain(sampling, drafts, vocabulary)
+        self.draft_tokens = torch.zeros(len(positions), drafts, dtype=torch.int64)
+        self._sampling, self._positions, self._vocabulary = sampling, positions, vocabulary
+        self._drafted, self._drawn = drafted.numpy(), False
+
+    @cached_property
+    def draft_logits(self) -> Tensor:
+        return torch.zeros(*self.draft_tokens.shape, self._vocabulary)
+
+    @cached_property
+    def _distributions(self) -> TokenDistributions:
+        return TokenDistributions.certain(self._sampling, self.draft_tokens.shape[1], self._vocabulary)
+
+    @cached_property
+    def _noise(self) -> StepNoise:
+        return self._new_noise(self.draft_tokens.shape[1])
+
+    def _new_noise(self, drafts: int) -> StepNoise:
+        return StepNoise(self._sampling.seed, self._positions, drafts + 1)
 
     def draw(self, step: int) -> None:
         drawing = self._drafted > step
         index: Index = EVERY if drawing.all() else drawing.nonzero()[0]
-        sampling, logits = self._sampling.rows(index), self.draft_logits.numpy()[index, step]
+        logits = self.draft_logits.numpy()[index, step]
         usable = np.isfinite(logits.max(-1))
         if not usable.all():
             logits = np.where(usable[:, np.newaxis], logits, 0)
-        if sampling.all_greedy:
+        if self._sampling.all_greedy:
             tokens: Integers = logits.argmax(-1)
         else:
+            sampling = self._sampling.rows(index)
             distributions = reference.draft_distributions(logits[:, np.newaxis], sampling)
             words = self._noise.draft[:, index, step]
             tokens = reference.draw_drafts(logits, distributions, sampling, words)
@@ -158,8 +180,8 @@ class ReferenceVerification:
         tokens = self.draft_tokens.numpy()[:, :drafts]
         proposed = np.arange(drafts) < lengths[:, np.newaxis]
         proposed &= tokens.view(np.uint64) < target.shape[-1]  # read as unsigned, an id below 0 is too large
-        if not self._drawn and not self._sampling.all_greedy:
-            self._put_point_masses(drafts)
+        if not self._drawn:
+            self._guess(drafts)
         given = Arrays(
             target,
             self.draft_logits.numpy()[:, :drafts],
@@ -176,10 +198,15 @@ class ReferenceVerification:
             emitted[status != 0], accepted[status != 0] = -1, -1
         return Verified(*(torch.from_numpy(each) for each in (emitted, accepted, status)))
 
-    def _put_point_masses(self, drafts: int) -> None:
-        """Logit 0 at the token, -inf elsewhere."""
-        logits, tokens = self.draft_logits[:, :drafts], self.draft_tokens[:, :drafts, None]
-        logits.fill_(-torch.inf).scatter_(-1, tokens.clamp(0, logits.shape[-1] - 1), 0.0)
+    def _guess(self, drafts: int) -> None:
+        """Point masses at the first so many tokens: logit 0 there, -inf elsewhere. Greedy rows read none."""
+        tokens = self.draft_tokens[:, :drafts, None].clamp(0, self._vocabulary - 1)
+        shape = len(tokens), drafts, self._vocabulary
+        if drafts and not self._sampling.all_greedy:
+            self.draft_logits = torch.full(shape, -torch.inf).scatter_(-1, tokens, 0.0)
+        else:
+            self.draft_logits = torch.empty(shape)
+        self._noise = self._new_noise(drafts)
 
 
 def _status(given: Arrays) -> Integers:

@@ -147,7 +147,7 @@ class Decoder:
             self._catch_up(drafter, rows, counts)
         if not any(counts):
             drafter = None
-        narrows = any(row.request.params.top_k > 0 or row.request.params.top_p < 1 for row in rows)
+        narrows = self._launcher is not None and any(map(_narrows, rows))
         if self._is_prepared(drafter):
             shape = Shape(_at_least(self._batches, len(rows)), _at_least(self._drafts, max(counts)), narrows)
             run = self._steps(drafter)[shape]
@@ -173,6 +173,10 @@ class Decoder:
 
     def _steps(self, drafter: Drafter | None) -> dict[Shape, RunStep]:
         return self._plain if drafter is None else self._drafted.setdefault(drafter, {})
+
+
+def _narrows(row: RunningSequence) -> bool:
+    return row.request.params.top_k > 0 or row.request.params.top_p < 1
 
 
 def _at_least(sizes: Sequence[int], least: int) -> int:

@@ -56,7 +56,9 @@ class Step:
         verification = self._verification(rows)
         if drafter is not None:
             drafter.draft(rows, verification, self.launcher)
-        counts = None if self.launcher is not None and self.target.path == "lean" else rows.drafted + 1
+        counts = None
+        if self.launcher is None or self.target.path != "lean":
+            counts = [1 + count for count in rows.drafted.tolist()]
         logits = self.target.decode(rows.fed, rows.starts, rows.slots, counts)  # [B, T, V]
         verified = verification.verify(logits)
         return steps.append(self.launcher, rows, verified.tokens, verified.accepted, verified.status)

@@ -66,8 +66,8 @@ class DraftModelDrafter:
         for step in range(tokens.shape[1]):
             wanted = None
             if launcher is None or not self.captured:
-                wanted = rows.drafted > step
-                if not wanted.any():
+                wanted = [count > step for count in rows.drafted.tolist()]
+                if not any(wanted):
                     return
             token_ids = inputs.token_ids if step == 0 else inputs.next
             chosen = inputs.chosen if step == 0 else None

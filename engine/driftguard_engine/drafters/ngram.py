@@ -35,7 +35,7 @@ class NgramDrafter:
         sequences, tokens = rows.state.token_ids, verification.draft_tokens
         sizes = self.min_tokens, self.max_tokens
         if launcher is None:
-            tokens.copy_(ngram.reference(sequences[rows.slots], rows.lengths, *sizes, tokens.shape[1]))
+            tokens.copy_(ngram.reference(sequences, rows.slots, rows.lengths, *sizes, tokens.shape[1]))
         else:
             ngram.look_up(launcher, sequences, rows.slots, rows.lengths, *sizes, tokens)
         steps.feed(launcher, rows, tokens, 0, tokens.shape[1])

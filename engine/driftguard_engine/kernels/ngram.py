@@ -28,7 +28,7 @@ def look_up(
     max_tokens: int,
     draft_tokens: Tensor,
 ) -> None:
-    """`reference` of token_ids[slots], by a kernel, into draft_tokens: can be captured in a CUDA graph.
+    """`reference`, by a kernel, into draft_tokens: can be captured in a CUDA graph.
 
     token_ids: [S, N] int32 or int64, each row contiguous. slots: [B] int64. lengths: [B] int64, 0 .. N.
     draft_tokens: [B, K] int64, contiguous. 1 <= min_tokens <= max_tokens.
@@ -44,18 +44,22 @@ def look_up(
     )
 
 
-def reference(token_ids: Tensor, lengths: Tensor, min_tokens: int, max_tokens: int, drafts: int) -> Tensor:
-    """Draft tokens, int64 [B, K], K = drafts; -1 in rows without any. token_ids [B, N], lengths [B].
+def reference(
+    token_ids: Tensor, slots: Tensor, lengths: Tensor, min_tokens: int, max_tokens: int, drafts: int
+) -> Tensor:
+    """Draft tokens, int64 [B, K], K = drafts; -1 in rows without any. All tensors are on the CPU, and as in
+    `look_up`.
 
     Takes the longest suffix of each row (of max_tokens at most, min_tokens at least) that also occurs
     earlier, and its most recent occurrence. A match near the end continues with the tokens that it has
     copied.
     """
-    tokens = np.full((len(token_ids), drafts), -1, np.int64)
-    for row, (ids, length) in enumerate(zip(token_ids.cpu().numpy(), lengths.tolist(), strict=True)):
-        copied = _continuation(ids[:length], min_tokens, max_tokens, drafts)
+    tokens = np.full((len(slots), drafts), -1, np.int64)
+    sequences = token_ids.numpy()
+    for row, (slot, length) in enumerate(zip(slots.tolist(), lengths.tolist(), strict=True)):
+        copied = _continuation(sequences[slot, :length], min_tokens, max_tokens, drafts)
         tokens[row, : len(copied)] = copied
-    return torch.from_numpy(tokens).to(token_ids.device)
+    return torch.from_numpy(tokens)
 
 
 def _continuation(ids: NDArray[Any], min_tokens: int, max_tokens: int, count: int) -> NDArray[Any]:

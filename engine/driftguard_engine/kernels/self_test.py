@@ -78,7 +78,7 @@ def _check_ngrams(launcher: Launcher, dtype: torch.dtype, device: torch.device) 
     tokens = torch.empty(3, _DRAFTS, dtype=torch.int64, device=device)
     there = token_ids.to(device, dtype)
     ngram.look_up(launcher, there, slots.to(device), lengths.to(device), 1, 3, tokens)
-    known = ngram.reference(token_ids[slots], lengths, 1, 3, _DRAFTS)
+    known = ngram.reference(token_ids, slots, lengths, 1, 3, _DRAFTS)
     _expect(f"n-gram drafts of {dtype} tokens", tokens, known)
 
 

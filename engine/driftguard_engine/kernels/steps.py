@@ -17,6 +17,7 @@ from driftguard_engine.kernels.reference.sampling import Integers
 
 _THREADS = 32  # as in csrc
 _COUNTS = 4  # columns of the outputs before the tokens
+_LAST_TWO = np.arange(2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +183,7 @@ def _numbers(context: DraftContext | None) -> tuple[np.int64, np.int64]:
 def _begin(state: SlotState, queued: Tensor, drafts: int, context: DraftContext | None) -> RowState:
     slots, most = queued.numpy()
     lengths, limits, ended = (each.numpy()[slots] for each in (state.lengths, state.limits, state.ended))
+    newest = np.maximum(lengths - 1, 0)
     most = np.minimum(np.minimum(most, drafts), limits - lengths - 1)
     draft = None
     if context is not None:
@@ -189,13 +191,13 @@ def _begin(state: SlotState, queued: Tensor, drafts: int, context: DraftContext 
         starts = np.maximum(np.minimum(lengths, context.length) - 2, 0)
         draft = DraftInputs(
             context,
-            torch.from_numpy(_known(_tokens_at(state, slots, starts, 2), context)),
+            torch.from_numpy(_known(_tokens_at(state, slots, starts[:, np.newaxis] + _LAST_TWO), context)),
             torch.from_numpy(2 * np.arange(len(slots)) + (lengths > starts + 1)),
             torch.from_numpy(starts),
             torch.zeros(len(slots), 1, dtype=torch.int64),
         )
     fed = np.zeros((len(slots), drafts + 1), np.int64)
-    fed[:, :1] = _tokens_at(state, slots, lengths - 1, 1)
+    fed[:, :1] = _tokens_at(state, slots, newest[:, np.newaxis])
     seeds, scales, top_ps, top_ks = (
         torch.from_numpy(each.numpy()[slots])
         for each in (state.seeds, state.scales, state.top_ps, state.top_ks)
@@ -208,8 +210,8 @@ def _begin(state: SlotState, queued: Tensor, drafts: int, context: DraftContext 
         scales=scales,
         top_ps=top_ps,
         top_ks=top_ks,
-        starts=torch.from_numpy(np.maximum(lengths - 1, 0)),
-        drafted=torch.from_numpy(np.where(ended != 0, 0, np.maximum(most, 0)).astype(np.int32)),
+        starts=torch.from_numpy(newest),
+        drafted=torch.from_numpy((np.maximum(most, 0) * (ended == 0)).astype(np.int32)),
         fed=torch.from_numpy(fed),
         draft=draft,
     )
@@ -217,46 +219,48 @@ def _begin(state: SlotState, queued: Tensor, drafts: int, context: DraftContext 
 
 def _feed(rows: RowState, tokens: Integers, first: int) -> None:
     """tokens [B, count]."""
-    end = first + tokens.shape[1]
-    rows.fed.numpy()[:, 1 + first : 1 + end] = np.maximum(tokens, 0)
+    end, fed = first + tokens.shape[1], rows.fed.numpy()
+    np.maximum(tokens, 0, out=fed[:, 1 + first : 1 + end])
     absent = tokens < 0
     if absent.any():
         drafted = rows.drafted.numpy()
         before = np.where(absent.any(1), first + absent.argmax(1), drafted)
         np.minimum(drafted, before, out=drafted)
     if (draft := rows.draft) is not None:
-        draft.next.numpy()[:] = _known(tokens[:, -1:], draft.context)
-        draft.starts.numpy()[:] = np.minimum(rows.lengths.numpy() + end - 1, draft.context.length - 1)
+        newest, context = fed[:, end : end + 1], draft.context
+        np.multiply(newest, newest < context.vocabulary, out=draft.next.numpy())
+        np.minimum(rows.lengths.numpy() + (end - 1), context.length - 1, out=draft.starts.numpy())
 
 
 def _append(rows: RowState, tokens: Integers, accepted: Integers, status: Integers) -> Tensor:
     state, (batch, steps) = rows.state, tokens.shape
     token_ids, lengths, ended = (each.numpy() for each in (state.token_ids, state.lengths, state.ended))
-    ends, capacity = frozenset(state.eos_token_ids.tolist()), token_ids.shape[1]
+    limits, heeds_ends = state.limits.tolist(), state.heeds_ends.tolist()
+    eos_token_ids, capacity = frozenset(state.eos_token_ids.tolist()), token_ids.shape[1]
     outputs = np.zeros((batch, _COUNTS + steps), np.int64)
     outputs[:, 1], outputs[:, 2], outputs[:, _COUNTS:] = rows.drafted.numpy(), accepted, tokens
-    for row, slot in enumerate(rows.slots.tolist()):
+    each_row = zip(rows.slots.tolist(), tokens.tolist(), accepted.tolist(), status.tolist(), strict=True)
+    for row, (slot, emitted, kept, failed) in enumerate(each_row):
         if ended[slot]:
             continue
-        length, limit, failed = int(lengths[slot]), int(state.limits[slot]), int(status[row])
-        room = 0 if failed else min(int(accepted[row]) + 1, steps, min(limit, capacity) - length)
-        emitted = tokens[row, : max(room, 0)].tolist()
-        heeded = ends if state.heeds_ends[slot] else frozenset[int]()
-        found = next((place for place, token in enumerate(emitted) if token in heeded), None)
-        if found is not None:
-            emitted = emitted[: found + 1]
-        token_ids[slot, length : length + len(emitted)] = [max(token, 0) for token in emitted]
+        length, limit = int(lengths[slot]), limits[slot]
+        room = 0 if failed else min(kept + 1, min(limit, capacity) - length)
+        emitted = emitted[: max(room, 0)]
+        ends = eos_token_ids if heeds_ends[slot] else ()
+        found = next((place for place, token in enumerate(emitted, 1) if token in ends), None)
+        emitted = emitted[:found]
+        end = length + len(emitted)
+        if emitted:
+            token_ids[slot, length:end] = [max(token, 0) for token in emitted]
         outputs[row, 0], outputs[row, 3] = failed, len(emitted)
-        lengths[slot] = length + len(emitted)
-        ended[slot] = failed != 0 or found is not None or lengths[slot] >= limit
+        lengths[slot], ended[slot] = end, failed != 0 or found is not None or end >= limit
     return torch.from_numpy(outputs)
 
 
-def _tokens_at(state: SlotState, slots: Integers, starts: Integers, count: int) -> Integers:
-    """[B, count] from position starts[b] on; positions beside a slot read its nearest."""
+def _tokens_at(state: SlotState, slots: Integers, positions: Integers) -> Integers:
+    """[B, N] at positions [B, N] from 0 on; those behind a slot read its last."""
     token_ids = state.token_ids.numpy()
-    positions = starts[:, np.newaxis] + np.arange(count)
-    read: Integers = token_ids[slots[:, np.newaxis], positions.clip(0, token_ids.shape[1] - 1)]
+    read: Integers = token_ids[slots[:, np.newaxis], np.minimum(positions, token_ids.shape[1] - 1)]
     return read
 
 

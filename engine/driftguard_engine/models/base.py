@@ -39,7 +39,7 @@ class TokenModel(Protocol):
         ...
 
     def decode(
-        self, token_ids: Tensor, starts: Tensor, slots: Tensor, counts: Tensor | None = None
+        self, token_ids: Tensor, starts: Tensor, slots: Tensor, counts: Sequence[int] | None = None
     ) -> Tensor:
         """Logits [B, T, V] of token_ids [B, T]; row b continues slots[b] at position starts[b]. All int64.
 
@@ -55,12 +55,12 @@ class TokenModel(Protocol):
         chosen: Tensor | None,
         starts: Tensor,
         slots: Tensor,
-        wanted: Tensor | None = None,
+        wanted: Sequence[bool] | None = None,
     ) -> None:
         """As `decode`, the first n logits of one token of each row, into logits [B, n], rows at any stride.
 
-        chosen [B] int64: these tokens' places among all B * T, the last ones needed; None: T is 1. wanted [B]
-        bool: rows that need logits; None: all.
+        chosen [B] int64: these tokens' places among all B * T, the last ones needed; None: T is 1.
+        wanted [B]: the rows that need logits; None: all.
         """
         ...
 
@@ -76,17 +76,15 @@ class DecodesBySpans:
     def forward(self, token_ids: Sequence[int], spans: Sequence[Span]) -> Tensor:
         raise NotImplementedError
 
-    @torch.inference_mode()
     def decode(
-        self, token_ids: Tensor, starts: Tensor, slots: Tensor, counts: Tensor | None = None
+        self, token_ids: Tensor, starts: Tensor, slots: Tensor, counts: Sequence[int] | None = None
     ) -> Tensor:
-        needed = [token_ids.shape[1]] * len(token_ids) if counts is None else counts.tolist()
+        needed = [token_ids.shape[1]] * len(token_ids) if counts is None else counts
         logits = self._decoded_spans(token_ids, starts, slots, needed)
         if min(needed) == max(needed):
             return logits.view(len(needed), needed[0], -1)
-        return pad_sequence(list(torch.split(logits, needed)), batch_first=True)
+        return pad_sequence(list(torch.split(logits, [*needed])), batch_first=True)
 
-    @torch.inference_mode()
     def decode_into(
         self,
         logits: Tensor,
@@ -94,20 +92,21 @@ class DecodesBySpans:
         chosen: Tensor | None,
         starts: Tensor,
         slots: Tensor,
-        wanted: Tensor | None = None,
+        wanted: Sequence[bool] | None = None,
     ) -> None:
         batch, width = token_ids.shape
-        rows = list(range(batch)) if wanted is None else wanted.nonzero()[:, 0].tolist()
-        needed = [0] * batch
-        for row, place in enumerate(range(batch) if chosen is None else chosen.tolist()):
-            needed[row] = place - row * width + 1 if row in rows else 0
+        lasts = [0] * batch if chosen is None else [place % width for place in chosen.tolist()]
+        wanting = [True] * batch if wanted is None else wanted
+        needed = [last + 1 if wants else 0 for last, wants in zip(lasts, wanting, strict=True)]
         found = self._decoded_spans(token_ids, starts, slots, needed)
-        lasts = [last - 1 for row, last in enumerate(accumulate(needed)) if needed[row]]
-        if len(lasts) < len(found):
-            found = found[lasts]
-        logits[rows if len(rows) < batch else slice(None)] = found[:, : logits.shape[1]].to(
-            logits.device, logits.dtype
-        )
+        rows = [row for row, count in enumerate(needed) if count]
+        if len(rows) < len(found):
+            ends = list(accumulate(needed))
+            found = found[[ends[row] - 1 for row in rows]]
+        if len(rows) == batch:
+            logits.copy_(found[:, : logits.shape[1]])
+        else:
+            logits[rows] = found[:, : logits.shape[1]].to(logits)
 
     def _decoded_spans(
         self, token_ids: Tensor, starts: Tensor, slots: Tensor, needed: Sequence[int]

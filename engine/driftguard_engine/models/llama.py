@@ -82,9 +82,8 @@ class LlamaModel(DecodesBySpans):
         row_bytes = (self._heads.queries + self._heads.keys) * dim * self.dtype.itemsize
         self._rows_are_aligned = row_bytes % _ALIGNMENT_BYTES == 0
 
-    @torch.inference_mode()
     def decode(
-        self, token_ids: Tensor, starts: Tensor, slots: Tensor, counts: Tensor | None = None
+        self, token_ids: Tensor, starts: Tensor, slots: Tensor, counts: Sequence[int] | None = None
     ) -> Tensor:
         """See `TokenModel`. Where the tensors are on the CPU, they are read there.
 
@@ -96,7 +95,6 @@ class LlamaModel(DecodesBySpans):
         normed = self._decoded(token_ids, starts, slots)
         return self._head.apply(normed).view(*token_ids.shape, -1)
 
-    @torch.inference_mode()
     def decode_into(
         self,
         logits: Tensor,
@@ -104,7 +102,7 @@ class LlamaModel(DecodesBySpans):
         chosen: Tensor | None,
         starts: Tensor,
         slots: Tensor,
-        wanted: Tensor | None = None,
+        wanted: Sequence[bool] | None = None,
     ) -> None:
         """See `TokenModel` and `decode`."""
         if self._reads_on_host(token_ids):
@@ -116,6 +114,7 @@ class LlamaModel(DecodesBySpans):
     def _reads_on_host(self, token_ids: Tensor) -> bool:
         return token_ids.device.type == "cpu" and self._ops is layers
 
+    @torch.inference_mode()
     def _decoded(self, token_ids: Tensor, starts: Tensor, slots: Tensor) -> Tensor:
         """What the head reads of every token, [B * T, hidden]."""
         rows = layers.Rows(slots, starts, self._cos, self._sin)

@@ -52,7 +52,7 @@ def test_drafts_are_those_of_the_most_recent_longest_match(module: Module, seed:
     least, most = SIZES[seed % len(SIZES)]
     drafts = [1, 4, 31][seed % 3]
     token_ids, lengths = sequences(seed, 8, [4, 60, 700][seed % 3])
-    tokens = ngram.reference(token_ids, lengths, least, most, drafts)
+    tokens = ngram.reference(token_ids, torch.arange(8), lengths, least, most, drafts)
     found = [row[row >= 0].tolist() for row in tokens]
     for row, ids, length in zip(found, token_ids.tolist(), lengths.tolist(), strict=True):
         assert row == by_trying(ids[:length], least, most, drafts), f"seed {seed}"
@@ -73,7 +73,7 @@ def test_by_hand(module: Module) -> None:
     token_ids = torch.tensor([row + [0] * (9 - len(row)) for row in rows])
     lengths = torch.tensor([9, 6, 8, 8, 8, 8])
     tokens = by_kernel(module, token_ids, lengths, 1, 3, 4, 0)
-    assert torch.equal(tokens, ngram.reference(token_ids, lengths, 1, 3, 4))
+    assert torch.equal(tokens, ngram.reference(token_ids, torch.arange(6), lengths, 1, 3, 4))
     assert tokens.tolist() == [
         [5, 7, 8, 5],
         [2, 8, 6, 2],

@@ -95,7 +95,8 @@ def test_the_lean_path_on_tensors_gives_the_logits_of_transformers(
     torch.testing.assert_close(logits, expected(module), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(last[1, 4:], expected(module)[:9], rtol=1e-4, atol=1e-4)
     room = torch.zeros(2, 3, 50)  # one token of each row, the first 50 of its logits
-    model.decode_into(room[:, 1], *(torch.tensor(each) for each in (run, [3, 20], starts, slots)))
+    given = [torch.tensor(each) for each in (run, [3, 20], starts, slots)]
+    model.decode_into(room[:, 1], given[0], given[1], given[2], given[3])
     torch.testing.assert_close(room[:, 1], last[[0, 1], [3, 7], :50], rtol=1e-4, atol=1e-4)
     assert not room[:, ::2].any()
 
@@ -154,11 +155,11 @@ def test_decoded_rows_depend_on_nothing_beside_them(kind: str, path: str) -> Non
             [*ids[start : start + count], 0, 0, 0, 0][:4] for start, count in zip(starts, counts, strict=True)
         ]
         model = new_model()
-        places = torch.tensor(starts), torch.tensor(slots)
-        logits = model.decode(torch.tensor(fed), *places, torch.tensor(counts))
+        places = (torch.tensor(starts), torch.tensor(slots))
+        logits = model.decode(torch.tensor(fed), *places, counts)
         lasts, chosen = torch.full((len(rows), VOCABULARY), -7.0), torch.tensor(counts) - 1
         chosen += 4 * torch.arange(len(rows))
-        model.decode_into(lasts, torch.tensor(fed), chosen, *places, torch.tensor([row != 1 for row in rows]))
+        model.decode_into(lasts, torch.tensor(fed), chosen, *places, [row != 1 for row in rows])
         return [
             torch.cat([each[:count], last[None]])
             for each, count, last in zip(logits, counts, lasts, strict=True)
