@@ -160,7 +160,7 @@ def patch_decode(
             if start >= 6 and own in (slot, own if slot is None else slot):
                 change(logits[row])
 
-    def decode(*given: torch.Tensor) -> torch.Tensor:
+    def decode(*given: Any) -> torch.Tensor:
         logits = original(*given)
         changed(logits, *given[1:3])
         return logits

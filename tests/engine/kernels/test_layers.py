@@ -54,3 +54,12 @@ def test_sizes_that_the_kernels_cannot_read(module: Module) -> None:
     x = torch.zeros(1, 12)
     with pytest.raises(ValueError, match="need hidden to be a multiple of 8, not 12"):
         layer_launches.norm(Emulated(module), x, Norm(x[0], 0.0), x)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 64])
+def test_a_norm_on_the_cpu_has_the_bits_of_torch(rows: int) -> None:
+    random = torch.Generator().manual_seed(rows)
+    for size in (30, 32, 192, 1024):
+        x = 10 * torch.randn(rows, 3, size, generator=random)
+        by = Norm(torch.rand(3, size, generator=random), 1e-5)
+        assert torch.equal(by.apply(x), torch.rms_norm(x, (size,), None, 1e-5) * by.weight)
