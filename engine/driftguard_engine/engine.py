@@ -88,8 +88,7 @@ class Engine:
         self._decoder = open_decoder(
             config, self._target.model, self._target.eos_token_ids, self._drafts.drafter
         )
-        if (why := self.loop_fallback) is not None:
-            logger.error("decoding is slower than it could be: %s", why)
+        self._say_if_slow(self._drafts.drafter)
         self._scheduler = Scheduler(config.max_batch, config.prefill_chunk_tokens)
         policy = AdaptiveK(config.max_speculative_tokens) if config.adaptive_k else FixedK()
         self.drafting = DraftLengthController(policy)
@@ -147,6 +146,7 @@ class Engine:
         capture torch's allocator cannot give cached memory back, so that a step that needs memory would fail,
         and the device be taken for lost.
         """
+        self._say_if_slow(drafter)
         for shape in self._decoder.shapes(drafter):
             self._check_loads()
             with self._turns.turn():
@@ -156,6 +156,11 @@ class Engine:
                 seconds = time.monotonic() - began
             if self.has_work():
                 self._no_more_drafts.wait(seconds * (1 / _PREPARING_SHARE - 1))
+
+    def _say_if_slow(self, drafter: Drafter | None) -> None:
+        slow = slower_because(self._placement.device, self._target.model, drafter)
+        if slow is not None:
+            logger.error("steps are slower than they could be: %s", slow)
 
     def swap_draft(self, version: str) -> DraftInfo:
         """Puts a loaded draft into service for requests that start from now on. Raises UnknownDraft.

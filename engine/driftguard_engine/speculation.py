@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from driftguard_engine.kernels import verify as verify_kernels
 from driftguard_engine.kernels.cuda.launcher import Launcher
@@ -31,10 +32,8 @@ class Verified:
     """The outcome of a verification of B rows, on the device that computed it."""
 
     tokens: Tensor  # [B, T] int64: the accepted drafts and one token of the target's own, padded with -1
-    accepted: Tensor  # [B] int64 or int32: draft tokens kept; -1 where the status is not 0
-    status: (
-        Tensor  # [B] int64 or int32: 0, or which logits have no distribution (1 the target's, 2 the draft's)
-    )
+    accepted: Tensor  # [B] int: draft tokens kept; -1 where the status is not 0
+    status: Tensor  # [B] int: 0, or which logits have no distribution (1 the target's, 2 the draft's)
 
 
 class Verification(Protocol):
@@ -110,7 +109,9 @@ class KernelVerification:
 
     def verify(self, target_logits: Tensor) -> Verified:
         draft_logits = self.draft_logits if self._drawn else None
-        space = self._space
+        space, unread = self._space, self._space.drafts + 1 - target_logits.shape[1]
+        if unread:
+            target_logits = F.pad(target_logits, (0, 0, 0, unread))
         verify_kernels.verify(
             self._launcher, target_logits, draft_logits, self._drafted, self._sampling, space
         )

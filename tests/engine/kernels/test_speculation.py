@@ -28,11 +28,11 @@ def test_a_step_by_kernels_is_that_of_the_reference(module: Module, monkeypatch:
     asked = (torch.tensor([1.0, 0.0, 0.7, 1.3]), top_k, torch.tensor([1.0, 1.0, 1.0, 0.8]), seed)
     sampling, lengths = checked_sampling(*asked, ROWS, draft.device), torch.tensor([2, 1, 2, 0])
 
-    def new_step() -> Verification:
+    def new_step(drafted: torch.Tensor = lengths) -> Verification:
         positions = np.full(ROWS, 9)
-        return verification_of(sampling, positions, lengths.int(), DRAFTS, SIZE, torch.float32)
+        return verification_of(sampling, positions, drafted.int(), DRAFTS, SIZE, torch.float32)
 
-    drawn, offered = new_step(), new_step()
+    drawn, offered, shorter = new_step(), new_step(), new_step(lengths.clamp(max=1))
     drawn.draft_logits.copy_(draft)
     for each in range(DRAFTS):
         drawn.draw(each)
@@ -50,3 +50,10 @@ def test_a_step_by_kernels_is_that_of_the_reference(module: Module, monkeypatch:
         verified = step.verify(target)
         assert torch.equal(verified.tokens, emitted)
         assert torch.equal(verified.accepted, accepted.int())
+
+    shorter.offer(draft, tokens)  # and the target has read no more than needed
+    verified = shorter.verify(target[:, :2])
+    chain = Chain(target, draft, tokens, lengths.clamp(max=1), sampling, np.full(ROWS, 9))
+    emitted, accepted = reference.verify_chain(chain, fused_exp2)
+    assert torch.equal(verified.tokens, emitted)
+    assert torch.equal(verified.accepted, accepted.int())

@@ -11,6 +11,8 @@ from driftguard_engine.drafters.base import Drafter
 from driftguard_engine.drafters.draft_model import DraftModelDrafter
 from driftguard_engine.drafters.ngram import NgramDrafter
 from driftguard_engine.kernels.cuda.launcher import Launcher
+from driftguard_engine.models.base import TokenModel
+from driftguard_engine.models.generic import GenericModel
 from driftguard_engine.models.llama import LlamaModel
 
 from tests.engine.core.tiny import new_module
@@ -27,16 +29,18 @@ ROWS = [  # of slots 2, 0, 1; the fourth row of the batch is nobody's
 ]
 
 
-def sequences(drafter: str, launcher: Launcher | None) -> list[list[int]]:
+def sequences(drafter: str, launcher: Launcher | None, path: str) -> list[list[int]]:
     """What STEPS steps tell of their rows, and the tokens of every slot behind them."""
     module, disturbed = (new_module("llama", seed=1, vocabulary=VOCABULARY, head_dim=16) for _ in range(2))
     with torch.no_grad():
         for parameter in disturbed.parameters():
             parameter += 0.03 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2))
-    draft = LlamaModel(disturbed, 4, LENGTH, launcher=launcher)
+    target: TokenModel = LlamaModel(module, 4, LENGTH, spare=3, launcher=launcher)
+    draft: TokenModel = LlamaModel(disturbed, 4, LENGTH, launcher=launcher)
+    if path == "generic":
+        target, draft = (GenericModel(each, 4, LENGTH) for each in (module, disturbed))
     drafters: dict[str, Drafter] = {"draft_model": DraftModelDrafter(draft), "ngram": NgramDrafter(1, 3)}
     table = SlotTable(3, LENGTH, {0}, CPU)
-    target = LlamaModel(module, 4, LENGTH, spare=3, launcher=launcher)
     step = Step(target, table, drafters[drafter], SHAPE, launcher)
     slots = [2, 0, 1]
     for slot, params in zip(slots, ROWS, strict=True):
@@ -46,6 +50,7 @@ def sequences(drafter: str, launcher: Launcher | None) -> list[list[int]]:
     return [*told, *table.state.token_ids[:3].tolist()]
 
 
+@pytest.mark.parametrize("path", ["lean", "generic"])
 @pytest.mark.parametrize("drafter", ["draft_model", "ngram"])
-def test_steps_by_kernels_are_those_of_the_reference(module: Module, drafter: str) -> None:
-    assert sequences(drafter, Emulated(module, seed=3)) == sequences(drafter, None)
+def test_steps_by_kernels_are_those_of_the_reference(module: Module, drafter: str, path: str) -> None:
+    assert sequences(drafter, Emulated(module, seed=3), path) == sequences(drafter, None, path)
