@@ -146,10 +146,7 @@ class ReferenceVerification:
 
     @cached_property
     def _noise(self) -> StepNoise:
-        return self._new_noise(self.draft_tokens.shape[1])
-
-    def _new_noise(self, drafts: int) -> StepNoise:
-        return StepNoise(self._sampling.seed, self._positions, drafts + 1)
+        return StepNoise(self._sampling.seed, self._positions, self.draft_tokens.shape[1] + 1)
 
     def draw(self, step: int) -> None:
         drawing = self._drafted > step
@@ -182,16 +179,9 @@ class ReferenceVerification:
         proposed = np.arange(drafts) < lengths[:, np.newaxis]
         proposed &= tokens.view(np.uint64) < target.shape[-1]  # read as unsigned, an id below 0 is too large
         if not self._drawn:
-            self._guess(drafts)
-        given = Arrays(
-            target,
-            self.draft_logits.numpy()[:, :drafts],
-            self._distributions.rows(EVERY, slice(drafts)),
-            tokens,
-            lengths,
-            proposed,
-            self._sampling,
-        )
+            self._guess(tokens)
+        draft, distributions = self.draft_logits.numpy(), self._distributions.rows(EVERY, slice(drafts))
+        given = Arrays(target, draft[:, :drafts], distributions, tokens, lengths, proposed, self._sampling)
         accepted, own, valid = reference.verify(given, self._noise)
         emitted, status = reference.emitted(tokens, accepted, own), np.zeros_like(accepted)
         if not valid:
@@ -199,15 +189,17 @@ class ReferenceVerification:
             emitted[status != 0], accepted[status != 0] = -1, -1
         return Verified(*(torch.from_numpy(each) for each in (emitted, accepted, status)))
 
-    def _guess(self, drafts: int) -> None:
-        """Point masses at the first so many tokens: logit 0 there, -inf elsewhere. Greedy rows read none."""
-        tokens = self.draft_tokens[:, :drafts, None].clamp(0, self._vocabulary - 1)
-        shape = len(tokens), drafts, self._vocabulary
-        if drafts and not self._sampling.all_greedy:
-            self.draft_logits = torch.full(shape, -torch.inf).scatter_(-1, tokens, 0.0)
+    def _guess(self, tokens: Integers) -> None:
+        """Point masses at these tokens [B, T - 1]: logit 0 there, -inf elsewhere. Greedy rows read none."""
+        shape, drafts = (*tokens.shape, self._vocabulary), tokens.shape[1]
+        if self._sampling.all_greedy or not drafts:
+            logits = np.empty(shape, np.float32)
         else:
-            self.draft_logits = torch.empty(shape)
-        self._noise = self._new_noise(drafts)
+            logits = np.full(shape, -np.inf, np.float32)
+            np.put_along_axis(logits, tokens[..., np.newaxis].clip(0, self._vocabulary - 1), 0, -1)
+        self.draft_logits = torch.from_numpy(logits)
+        self._distributions = TokenDistributions.certain(self._sampling, drafts, self._vocabulary)
+        self._noise = StepNoise(self._sampling.seed, self._positions, drafts + 1)
 
 
 def _status(given: Arrays) -> Integers:

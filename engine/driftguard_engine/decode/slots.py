@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import torch
+from torch import Tensor
 
 from driftguard_engine.core import SamplingParams
 from driftguard_engine.kernels.reference.sampling import SamplingBatch
@@ -41,9 +42,11 @@ class SlotTable:
             eos_token_ids=torch.tensor(sorted(eos_token_ids), dtype=torch.int64, device=device),
         )
         self._device = device
+        self._sampling: dict[tuple[int, ...], SamplingBatch] = {}
 
     def admit(self, slot: int, token_ids: list[int], limit: int, params: SamplingParams) -> None:
         """A request begins: its prompt, and the number of tokens at which it ends."""
+        self._sampling.clear()
         asked = (params.temperature, params.top_k, params.top_p, params.seed)
         sampling = SamplingBatch.of(*(torch.tensor([value]) for value in asked))
         integers = [len(token_ids), limit, 0, int(not params.ignore_eos), params.seed]
@@ -52,3 +55,11 @@ class SlotTable:
         self._integers[:, slot] = upload(integers, self._device)
         self._floats[:, slot] = upload(floats, self._device)
         self.state.top_ks[slot : slot + 1] = upload([min(max(params.top_k, 0), 2**31 - 1)], self._device)
+
+    def sampling(self, slots: Tensor) -> SamplingBatch:
+        """How the requests in these slots [B] sample, on the CPU. Kept: a batch stays as it is for long."""
+        asked, state = tuple(slots.tolist()), self.state
+        if asked not in self._sampling:
+            values = (state.temperatures, state.top_ks, state.top_ps, state.seeds)
+            self._sampling[asked] = SamplingBatch.of(*(each[slots] for each in values))
+        return self._sampling[asked]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +11,6 @@ from driftguard_engine.decode.slots import SlotTable
 from driftguard_engine.drafters.base import Drafter
 from driftguard_engine.kernels import steps
 from driftguard_engine.kernels.cuda.launcher import Launcher
-from driftguard_engine.kernels.reference.sampling import SamplingBatch
 from driftguard_engine.kernels.steps import RowState
 from driftguard_engine.kernels.verify import SamplingTensors
 from driftguard_engine.models.base import TokenModel
@@ -66,19 +63,10 @@ class Step:
     def _verification(self, rows: RowState) -> Verification:
         drafts, vocabulary = self.shape.drafts, self.target.vocabulary
         if self.launcher is None:
-            temperatures = rows.state.temperatures[rows.slots]
-            asked = (temperatures, rows.top_ks, rows.top_ps, rows.seeds)
-            sampling = _sampling(*(tuple(each.tolist()) for each in asked))
-            positions = rows.lengths.numpy()
+            sampling, positions = self.table.sampling(rows.slots), rows.lengths.numpy()
             return ReferenceVerification(sampling, positions, rows.drafted, drafts, vocabulary)
         there = SamplingTensors(
             rows.scales, rows.top_ks, rows.top_ps, rows.seeds, rows.lengths, self.shape.narrows
         )
         dtype = self.target.dtype
         return KernelVerification(self.launcher, there, rows.drafted, drafts, vocabulary, dtype)
-
-
-@lru_cache(maxsize=64)
-def _sampling(*asked: tuple[float, ...]) -> SamplingBatch:
-    """Of temperatures, top-k, top-p and seeds; kept, because a batch stays the same for many steps."""
-    return SamplingBatch(*map(np.array, asked))

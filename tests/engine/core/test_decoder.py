@@ -129,21 +129,26 @@ def test_what_a_request_leaves_behind_reaches_nobody(new_engine: Callable[..., E
 def test_a_draft_model_reads_what_was_decoded_without_it(
     new_engine: Callable[..., Engine], models: Path, ahead: bool
 ) -> None:
-    """Five steps without drafts, five with, and so on: a draft that is the target itself is always right."""
+    """Five steps without drafts, five with, and so on, for two requests in turn: a draft that is the target
+    itself is always right."""
     engine = new_engine(ahead=ahead, draft=str(models / "llama"))
-    asked = request(prompt=range(12), max_tokens=100)
-    engine.submit(asked)
-    outputs = engine.step()  # reads a part of the prompt only
-    [row] = engine._sequences.values()
+    asked = {
+        name: request(name, prompt, 100) for name, prompt in {"a": range(12), "b": range(20, 31)}.items()
+    }
+    for each in asked.values():
+        engine.submit(each)
+    outputs = engine.step()  # reads a part of the prompts only
+    rows = [*engine._sequences.values()]
     for step in range(1000):
-        row.num_speculative_tokens = 4 if step // 5 % 2 else 0
+        for index, row in enumerate(rows):
+            row.num_speculative_tokens = 4 if (step // 5 + index) % 2 else 0
         if not engine.has_work():
             break
         outputs += engine.step()
-    done = finished(outputs)["r"]
-    assert done.output_token_ids == plain_greedy("llama", asked.prompt_token_ids, 100)
-    assert done.counts.accepted == done.counts.drafted > 30
-    assert done.counts.steps > 30
+    for name, done in finished(outputs).items():
+        assert done.output_token_ids == plain_greedy("llama", asked[name].prompt_token_ids, 100)
+        assert done.counts.accepted == done.counts.drafted > 30
+        assert done.counts.steps > 30
 
 
 def patch_decode(
