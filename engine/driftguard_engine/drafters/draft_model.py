@@ -65,7 +65,7 @@ class DraftModelDrafter:
             logits[..., size:].fill_(-torch.inf)
         for step in range(tokens.shape[1]):
             wanted = None
-            if launcher is None or not self.captured:
+            if launcher is None or not self.captured:  # what reads values anyway computes no pass in vain
                 wanted = [count > step for count in rows.drafted.tolist()]
                 if not any(wanted):
                     return
