@@ -25,11 +25,10 @@ from driftguard_engine.core import (
     Request,
     RequestOutput,
 )
-from driftguard_engine.decode.decoder import DeviceDecoder, llama_of
+from driftguard_engine.decode.decoder import DeviceDecoder, check_drafter
 from driftguard_engine.decode.placement import open_decoder, placement_of
 from driftguard_engine.decode.turns import Turns
 from driftguard_engine.drafters.base import Drafter
-from driftguard_engine.drafters.draft_model import DraftModelDrafter
 from driftguard_engine.drafters.factory import configured_draft, describe_draft, first_draft, open_draft
 from driftguard_engine.drafters.loaded import NO_DRAFT, Drafts, LoadedDraft
 from driftguard_engine.drafters.state_file import SavedDraft, save_draft
@@ -117,11 +116,8 @@ class Engine:
             present = self._drafts.present(wanted)
             if present is not None:
                 return present
-            with self._turns.turn():
-                free = device_memory.free_bytes(self._placement.device)
-            held = [("draft", draft.directory) for draft in self.drafts if draft.directory is not None]
-            held.append(("target", self.target_directory))
-            device_memory.check_fits(self.config, self._placement, free, [("draft", directory)], held)
+            if wanted.method == "draft_model":
+                self._check_fits(directory)
             try:
                 draft = open_draft(directory, wanted.version, self._target, self._placement)
                 self._prepare(draft.drafter)
@@ -131,6 +127,15 @@ class Engine:
                     field="draft",
                 ) from error
             return self._drafts.add(draft)
+
+    def _check_fits(self, directory: str) -> None:
+        """Raises InvalidModel."""
+        with self._turns.turn():
+            free = device_memory.free_bytes(self._placement.device)
+        models = [draft for draft in self.drafts if draft.method == "draft_model"]
+        held = [("draft", draft.directory) for draft in models if draft.directory is not None]
+        held.append(("target", self.target_directory))
+        device_memory.check_fits(self.config, self._placement, free, [("draft", directory)], held)
 
     def stop_loading(self) -> None:
         """The draft that is being loaded is given up, soon, and no other is loaded."""
@@ -149,8 +154,7 @@ class Engine:
         """
         if not isinstance(self._decoder, DeviceDecoder):
             return
-        if isinstance(drafter, DraftModelDrafter):
-            llama_of(drafter)
+        check_drafter(drafter)
         for shape in self._decoder.shapes(drafter):
             self._check_loads()
             with self._turns.turn():

@@ -27,6 +27,7 @@ from driftguard_engine.decode.verification import (
 from driftguard_engine.drafters.base import Drafter
 from driftguard_engine.drafters.draft_model import DraftModelDrafter
 from driftguard_engine.drafters.ngram import NgramDrafter
+from driftguard_engine.drafters.suffix import SuffixDrafter
 from driftguard_engine.kernels.cuda.launcher import Launcher
 from driftguard_engine.kernels.verify import MOST_DRAFTS
 from driftguard_engine.kv_cache import Span
@@ -192,6 +193,18 @@ def _outcome(row: RunningSequence, count: int, outputs: Sequence[int]) -> RowOut
             # The target needs no draft: the request goes on with what is usable.
             logger.error("the draft gives no usable logits: %d of %d drafts", drafted, expected)
     return RowOutcome(list(outputs[_COUNTS : _COUNTS + emitted]), drafted, accepted)
+
+
+def check_drafter(drafter: Drafter | None) -> None:
+    """Raises InvalidModel where it cannot draft inside a step on the device."""
+    if isinstance(drafter, DraftModelDrafter):
+        llama_of(drafter)
+    if isinstance(drafter, SuffixDrafter):
+        raise InvalidModel(
+            "draft: suffix lookup reads the outcome of each step on the host, which the device loop does not "
+            "wait for; start the engine with loop = 'host' to serve it",
+            field="draft",
+        )
 
 
 def llama_of(drafter: DraftModelDrafter) -> LlamaModel:

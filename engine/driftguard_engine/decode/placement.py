@@ -10,7 +10,7 @@ import torch
 from driftguard_engine.config import EngineConfig, InvalidConfig
 from driftguard_engine.core import InvalidModel
 from driftguard_engine.decode.base import StepDecoder
-from driftguard_engine.decode.decoder import DeviceDecoder, llama_of
+from driftguard_engine.decode.decoder import DeviceDecoder, check_drafter, llama_of
 from driftguard_engine.decode.host_decoder import HostDecoder
 from driftguard_engine.drafters.base import Drafter
 from driftguard_engine.drafters.draft_model import DraftModelDrafter
@@ -103,9 +103,8 @@ def _is_wanted(config: EngineConfig) -> bool:
 def _obstacle(target: TokenModel, drafter: Drafter | None, device: torch.device) -> str | None:
     if not isinstance(target, LlamaModel):
         return f"the target runs on the {target.path} path"
-    if isinstance(drafter, DraftModelDrafter):
-        try:
-            llama_of(drafter)
-        except InvalidModel as error:
-            return error.detail
+    try:
+        check_drafter(drafter)
+    except InvalidModel as error:
+        return error.detail
     return backend_of(device).fallback

@@ -6,11 +6,13 @@ import logging
 from pathlib import Path
 
 from driftguard_engine.config import EngineConfig
-from driftguard_engine.core import DraftInfo, InvalidModel
+from driftguard_engine.core import DraftInfo, DraftMethod, InvalidModel
+from driftguard_engine.drafters.corpus import Corpus, is_corpus, read_documents
 from driftguard_engine.drafters.draft_model import DraftModelDrafter
 from driftguard_engine.drafters.loaded import NO_DRAFT, LoadedDraft
 from driftguard_engine.drafters.ngram import NgramDrafter
 from driftguard_engine.drafters.state_file import saved_draft
+from driftguard_engine.drafters.suffix import SuffixDrafter
 from driftguard_engine.models import device_memory
 from driftguard_engine.models import directory as directories
 from driftguard_engine.models.loading import LoadedModel, Placement, check_same_tokenizer, load
@@ -25,11 +27,17 @@ def describe_draft(name: str, version: str | None) -> DraftInfo:
 
 
 def _described(name: str, version: str | None, directory: Path) -> DraftInfo:
-    return DraftInfo(name, version or directories.version_of(directory), "draft_model", str(directory))
+    method: DraftMethod = "suffix" if is_corpus(directory) else "draft_model"
+    return DraftInfo(name, version or directories.version_of(directory), method, str(directory))
 
 
 def open_draft(name: str, version: str | None, target: LoadedModel, placement: Placement) -> LoadedDraft:
     """Loads a draft for the target from a directory or hub name. Raises InvalidModel."""
+    if is_corpus(Path(name).expanduser()):
+        directory = directories.locate(name, field="draft")
+        documents = read_documents(directory, target.tokenizer.get_vocab(), field="draft")
+        described = _described(directory.name, version, directory)
+        return LoadedDraft(described, SuffixDrafter(Corpus(documents)))
     loaded = load(name, placement, field="draft")
     check_same_tokenizer(target.tokenizer, loaded.tokenizer, loaded.directory, field="draft")
     drafter = DraftModelDrafter(loaded.model, target.model.vocabulary)
@@ -43,7 +51,8 @@ def first_draft(config: EngineConfig, target: LoadedModel, placement: Placement)
         try:
             held = [("target", str(target.directory))]
             free = device_memory.free_bytes(placement.device)
-            device_memory.check_fits(config, placement, free, [("draft", remembered.directory)], held)
+            if not is_corpus(Path(remembered.directory)):
+                device_memory.check_fits(config, placement, free, [("draft", remembered.directory)], held)
             return open_draft(remembered.directory, remembered.version, target, placement)
         except InvalidModel as error:
             logger.error(
@@ -60,8 +69,10 @@ def configured_draft(config: EngineConfig) -> str:
 
 
 def _configured(config: EngineConfig, target: LoadedModel, placement: Placement) -> LoadedDraft:
-    if config.drafter == "draft_model" and config.draft is not None:
+    if config.drafter in ("draft_model", "suffix") and config.draft is not None:
         return open_draft(config.draft, None, target, placement)
+    if config.drafter == "suffix":
+        return LoadedDraft(DraftInfo("suffix", "no-corpus", "suffix"), SuffixDrafter(None))
     if config.drafter == "ngram":
         least, most = config.ngram_min_tokens, config.ngram_max_tokens
         drafter = NgramDrafter(least, most)
