@@ -70,7 +70,11 @@ def configured_draft(config: EngineConfig) -> str:
 
 def _configured(config: EngineConfig, target: LoadedModel, placement: Placement) -> LoadedDraft:
     if config.drafter in ("draft_model", "suffix") and config.draft is not None:
-        return open_draft(config.draft, None, target, placement)
+        found = open_draft(config.draft, None, target, placement)
+        if found.info.method != config.drafter:
+            what = "a corpus, which --drafter suffix" if found.info.method == "suffix" else "no corpus, which it"
+            raise InvalidModel(f"draft: {config.draft} is {what} needs", field="draft")
+        return found
     if config.drafter == "suffix":
         return LoadedDraft(DraftInfo("suffix", "no-corpus", "suffix"), SuffixDrafter(None))
     if config.drafter == "ngram":

@@ -1,0 +1,208 @@
+"""Corpora for drafting by lookup: made of captured answers, and scored on held-out ones.
+
+Nothing is trained. A draft token that was looked up is kept where the target draws the same, so that an answer
+that was logged tells what would have been kept of it, at any temperature, without a pass of the target.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from driftguard_engine.core import InvalidModel
+from driftguard_engine.drafters.corpus import (
+    MODEL_TYPE,
+    TEXTS_FILE,
+    WEIGHTS_FILE,
+    Corpus,
+    read_documents,
+    vocabulary_hash,
+)
+from driftguard_engine.drafters.suffix import OwnText, SuffixDrafter
+from safetensors.numpy import save_file
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+
+from driftguard_training.errors import BadModelDirectory
+from driftguard_training.evaluate import seconds_per_call
+from driftguard_training.model_directories import load_model, save_files
+from driftguard_training.settings import CorpusSettings, EvaluateCorporaSettings
+from driftguard_training.traffic import TrafficRequest, read_traffic
+
+_TIMED_LOOKUPS = 300
+
+
+def make_corpus(settings: CorpusSettings) -> dict[str, object]:
+    """Writes the corpus: answers of `train`, then of `replay`, in the order of the files, while there is room.
+
+    Returns what was made, with its version. Raises TrainingRefused: bad traffic, no tokenizer, an output that
+    exists; nothing is written.
+    """
+    tokenizer = _tokenizer(settings.target)
+    vocabulary = tokenizer.get_vocab()
+    requests = _read(settings.train, vocabulary)
+    if settings.replay is not None:
+        requests += _read(settings.replay, vocabulary)
+    documents: list[list[int]] = []
+    texts: list[str] = []
+    room = settings.most_tokens
+    for request in requests:
+        document = request.output_token_ids
+        if settings.as_texts:
+            text = tokenizer.decode(document, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            document = tokenizer.encode(text, add_special_tokens=False)
+            texts.append(str(text))
+        room -= len(document) + 1
+        if room < 0:
+            break
+        documents.append(document)
+    facts: dict[str, object] = {
+        "documents": len(documents),
+        "tokens": sum(len(document) for document in documents),
+        "target": settings.target.name,
+    }
+
+    def write(directory: Path) -> None:
+        config = {"model_type": MODEL_TYPE, "vocabulary_sha256": vocabulary_hash(vocabulary), **facts}
+        (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        flat = np.array([token for document in documents for token in document], np.int32)
+        ends = np.cumsum([len(document) for document in documents], dtype=np.int64)
+        save_file({"token_ids": flat, "ends": ends}, directory / WEIGHTS_FILE)
+        if settings.as_texts:
+            lines = "".join(json.dumps(text) + "\n" for text in texts[: len(documents)])
+            (directory / TEXTS_FILE).write_text(lines, encoding="utf-8")
+
+    version = save_files(settings.output, write, facts)
+    return {"event": "done", "output": str(settings.output), "version": version, **facts}
+
+
+def evaluate_corpora(settings: EvaluateCorporaSettings) -> dict[str, object]:
+    """What each corpus would have drafted, and what of it would have been accepted, in the same answers: as
+    `driftguard_training.evaluate` prints it. None is no corpus, only the sequence itself.
+
+    Where `timed`, times are in seconds: of a target step, and of a lookup for each token that it drafts. Else
+    they are null, and so is the target not loaded.
+
+    Raises TrainingRefused.
+    """
+    tokenizer = _tokenizer(settings.target)
+    vocabulary = tokenizer.get_vocab()
+    requests = _read(settings.traffic, vocabulary)
+    ends = _ends(settings.target, tokenizer)
+    k = settings.num_speculative_tokens
+    step_seconds = None
+    if settings.timed:
+        step_seconds = seconds_per_call(load_model(settings.target, "target").model, k + 1)
+    drafts = []
+    for directory in settings.corpora:
+        drafter = _drafter(directory, vocabulary)
+        scores = [_score(drafter, request, k, ends) for request in requests]
+        drafts.append(
+            {
+                "directory": None if directory is None else str(directory),
+                "seconds_per_draft_token": _seconds_per_token(drafter, requests, k) if settings.timed else None,
+                "segments": _segments(requests, scores),
+            }
+        )
+    return {"num_speculative_tokens": k, "seconds_per_target_step": step_seconds, "drafts": drafts}
+
+
+@dataclass(frozen=True, slots=True)
+class _Score:
+    """Of one answer. kept: the part of its tokens that a lookup behind the ones before drafts first."""
+
+    kept: float
+    steps: int
+    drafted: int
+    accepted: int
+
+
+def _score(drafter: SuffixDrafter, request: TrafficRequest, k: int, ends: Collection[int]) -> _Score:
+    """The answer is walked as the engine made it, which drafts no more than an answer that is cut can keep."""
+    answer, sequence = request.output_token_ids, request.token_ids
+    prompt, is_cut = len(request.prompt_token_ids), answer[-1] not in ends
+    first_tokens = OwnText(), OwnText()
+    kept = sum(
+        drafter.continuation(first_tokens[0], sequence[:at], 1) == [sequence[at]]
+        for at in range(prompt, len(sequence))
+    )
+    at, steps, drafted, accepted = prompt, 0, 0, 0
+    while at < len(sequence):
+        room = len(sequence) - at - 1
+        tokens = drafter.continuation(first_tokens[1], sequence[:at], min(k, room) if is_cut else k)
+        pairs = zip(tokens, sequence[at:], strict=False)
+        right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        steps, drafted, accepted = steps + 1, drafted + len(tokens), accepted + right
+        at += right + 1
+    return _Score(kept / len(answer), steps, drafted, accepted)
+
+
+def _segments(requests: Sequence[TrafficRequest], scores: Sequence[_Score]) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = []
+    for segment in sorted({request.segment for request in requests}):
+        pairs = [pair for pair in zip(requests, scores, strict=True) if pair[0].segment == segment]
+        found.append(
+            {
+                "segment": segment,
+                "positions": sum(len(request.output_token_ids) for request, _ in pairs),
+                "steps": sum(score.steps for _, score in pairs),
+                "kept": [score.kept for _, score in pairs],
+                "drafted": [score.drafted for _, score in pairs],
+                "accepted": [score.accepted for _, score in pairs],
+            }
+        )
+    return found
+
+
+def _seconds_per_token(drafter: SuffixDrafter, requests: Sequence[TrafficRequest], k: int) -> float:
+    """Median over lookups in the middle of answers, by K: a step looks up once."""
+    seconds = []
+    for request in requests[:_TIMED_LOOKUPS]:
+        text, sequence = OwnText(), request.token_ids
+        middle = len(request.prompt_token_ids) + len(request.output_token_ids) // 2
+        text.extend(sequence[: middle - 1])
+        started = time.perf_counter()
+        drafter.continuation(text, sequence[:middle], k)
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds) / k
+
+
+def _drafter(directory: Path | None, vocabulary: Mapping[str, int]) -> SuffixDrafter:
+    if directory is None:
+        return SuffixDrafter(None)
+    try:
+        return SuffixDrafter(Corpus(read_documents(directory, vocabulary, field="corpus")))
+    except InvalidModel as error:
+        raise BadModelDirectory(error.detail) from None
+
+
+def _tokenizer(directory: Path) -> PreTrainedTokenizerBase:
+    try:
+        found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        told = str(error).strip().splitlines()[0]
+        raise BadModelDirectory(
+            f"target directory {directory}: its tokenizer cannot be loaded: {told}"
+        ) from None
+    return found
+
+
+def _ends(directory: Path, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """The tokens that end an answer."""
+    told: Any = tokenizer.eos_token_id
+    if (directory / "generation_config.json").is_file():
+        told = GenerationConfig.from_pretrained(directory).eos_token_id or told
+    ids = told if isinstance(told, list) else [told]
+    return frozenset(token for token in [*ids, tokenizer.eos_token_id] if token is not None)
+
+
+def _read(path: Path, vocabulary: Mapping[str, int]) -> list[TrafficRequest]:
+    return read_traffic(path, max(vocabulary.values()) + 1, sys.maxsize)
