@@ -46,6 +46,7 @@ def add_candidate(
     server: str,
     target: str,
     version: str,
+    method: str,
     directory: str,
     parent_version: str,
     run_id: UUID,
@@ -54,7 +55,7 @@ def add_candidate(
     """Stores a candidate. The same weights again (training is deterministic) become a candidate again."""
     values = {
         "name": version,
-        "method": "draft_model",
+        "method": method,
         "directory": directory,
         "parent_version": parent_version,
         "state": "candidate",
@@ -155,6 +156,14 @@ def removable(session: Session, server: str, target: str, keep: int) -> list[Dra
         .order_by(Draft.created_at.desc(), Draft.id.desc())
     ).all()
     return [draft for draft in trained[keep:] if draft.version not in needed]
+
+
+def corpora_made_before(session: Session, server: str, target: str, oldest: datetime) -> Sequence[Draft]:
+    """Drafts made here that are captured answers, also the one in service."""
+    query = select(Draft).where(
+        *_is(server, target), Draft.directory.is_not(None), Draft.retrain_run_id.is_not(None)
+    )
+    return session.scalars(query.where(Draft.method != "draft_model", Draft.created_at < oldest)).all()
 
 
 def forget_directory(session: Session, draft_id: int) -> None:

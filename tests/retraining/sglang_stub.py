@@ -241,7 +241,7 @@ def running(stub: SglangStub) -> Iterator[SglangStub]:
         def _refuse(self, path: str) -> None:
             if path == "/flush_cache":  # a grammar is compiled, or a hierarchical cache copies
                 self.answer(400, "Flush cache failed.\n")
-            elif path in ("/begin_weight_update", "/update_weights_from_tensor", "/end_weight_update"):
+            elif path.endswith(("_weight_update", "_from_tensor", "_external_corpus", "_corpora")):
                 self.answer(400, {"success": False, "message": "not supported while they are cached"})
             else:
                 self.answer(500, {"message": "Internal Server Error"})

@@ -65,11 +65,15 @@ def engine_of(draft: Path | None) -> Engine:
 
 def answers(engine: Engine, seed: int, count: int) -> dict[str, FinishedRequest]:
     draw = random.Random(seed)
-    prompts = [tuple(tokenizer().encode(f"def test_{draw.randrange(9)}():\n    assert ")) for _ in range(count)]
+    prompts = [
+        tuple(tokenizer().encode(f"def test_{draw.randrange(9)}():\n    assert ")) for _ in range(count)
+    ]
     return serve(
         engine,
         *(
-            request(f"{number}", prompt, draw.randrange(2, 60), temperature=(0.0, 0.7)[number % 2], seed=number)
+            request(
+                f"{number}", prompt, draw.randrange(2, 60), temperature=(0.0, 0.7)[number % 2], seed=number
+            )
             for number, prompt in enumerate(prompts)
         ),
     )

@@ -11,13 +11,14 @@ from __future__ import annotations
 import shutil
 import time
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID
 
 import structlog
 
 from driftguard.retraining.training import checksums
+from driftguard.settings import Settings
 from driftguard.store import drafts, retrain_runs
 from driftguard.store.database import Database
 
@@ -113,10 +114,14 @@ def remove_leftovers(database: Database, data_directory: Path) -> None:
         remove(Workspace(found[run_id]))
 
 
-def remove_old_drafts(database: Database, data_directory: Path, server: str, target: str, keep: int) -> None:
-    """Removes all but the newest `keep` trained drafts; never the one in service, nor its parent."""
+def remove_old_drafts(database: Database, settings: Settings, server: str, target: str) -> None:
+    """Removes all but the newest drafts made here, never the one in service, nor its parent; and every corpus
+    that is older than captured requests may be, because it is made of them."""
+    data_directory = settings.data_directory
+    oldest = datetime.now(UTC) - timedelta(days=settings.retention.captures_days)
     with database.session() as session:
-        for draft in drafts.removable(session, server, target, keep):
+        old = drafts.removable(session, server, target, settings.retraining.keep_candidates)
+        for draft in {*old, *drafts.corpora_made_before(session, server, target, oldest)}:
             directory = Path(draft.directory or "")
             if directory.parent == data_directory / "drafts":
                 if drafts.uses_of_directory(session, str(directory)) == 1:

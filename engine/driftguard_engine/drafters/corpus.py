@@ -149,10 +149,13 @@ def read_documents(directory: Path, vocabulary: Mapping[str, int], *, field: str
         tensors = load_file(directory / WEIGHTS_FILE)
         token_ids, ends = tensors["token_ids"].tolist(), tensors["ends"].tolist()
     except (OSError, ValueError, AttributeError, KeyError, SafetensorError) as error:
-        raise InvalidModel(f"{field}: the corpus in {directory} cannot be read ({error})", field=field) from None
+        raise InvalidModel(
+            f"{field}: the corpus in {directory} cannot be read ({error})", field=field
+        ) from None
     if config.get("vocabulary_sha256") != vocabulary_hash(vocabulary):
         raise InvalidModel(
-            f"{field}: the corpus in {directory} was made with another tokenizer than the target's", field=field
+            f"{field}: the corpus in {directory} was made with another tokenizer than the target's",
+            field=field,
         )
     if ends != sorted(ends) or (ends[-1] if ends else 0) != len(token_ids):
         raise InvalidModel(f"{field}: the corpus in {directory} has documents of wrong lengths", field=field)

@@ -72,7 +72,9 @@ def _configured(config: EngineConfig, target: LoadedModel, placement: Placement)
     if config.drafter in ("draft_model", "suffix") and config.draft is not None:
         found = open_draft(config.draft, None, target, placement)
         if found.info.method != config.drafter:
-            what = "a corpus, which --drafter suffix" if found.info.method == "suffix" else "no corpus, which it"
+            what = (
+                "a corpus, which --drafter suffix" if found.info.method == "suffix" else "no corpus, which it"
+            )
             raise InvalidModel(f"draft: {config.draft} is {what} needs", field="draft")
         return found
     if config.drafter == "suffix":

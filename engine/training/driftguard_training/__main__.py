@@ -101,7 +101,7 @@ def _evaluate_corpora(parsed: argparse.Namespace) -> None:
 
     corpora = tuple(None if name == NO_CORPUS else Path(name) for name in parsed.corpus)
     settings = EvaluateCorporaSettings(
-        parsed.target, corpora, parsed.traffic, parsed.num_speculative_tokens, not parsed.untimed
+        parsed.target, corpora, parsed.traffic, parsed.num_speculative_tokens, parsed.single_tokens
     )
     _print_json(evaluate_corpora(settings))
 
@@ -192,7 +192,9 @@ def _add_corpus(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--replay", type=Path, help="older traffic, for the room that is left")
     parser.add_argument("--output", type=Path, required=True, help="new directory for the corpus")
     parser.add_argument("--most-tokens", type=_whole(1), default=1_000_000)
-    parser.add_argument("--as-texts", action="store_true", help="also as texts, for a server that takes these")
+    parser.add_argument(
+        "--as-texts", action="store_true", help="also as texts, for a server that takes these"
+    )
 
 
 def _add_evaluate_corpora(parser: argparse.ArgumentParser) -> None:
@@ -203,7 +205,11 @@ def _add_evaluate_corpora(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--traffic", type=Path, required=True, help="logged target output")
     parser.add_argument("--num-speculative-tokens", type=_whole(1), default=4, help="draft K")
-    parser.add_argument("--untimed", action="store_true", help="do not load and time the target")
+    parser.add_argument(
+        "--single-tokens",
+        action="store_true",
+        help="score no steps, and do not load and time the target: for a server that drafts in another way",
+    )
 
 
 _TRAFFIC = '{"segment": str, "prompt_token_ids": [int], "output_token_ids": [int]}'

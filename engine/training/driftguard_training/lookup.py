@@ -13,11 +13,11 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from operator import eq
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from driftguard_engine.core import InvalidModel
 from driftguard_engine.drafters.corpus import (
     MODEL_TYPE,
@@ -88,8 +88,8 @@ def evaluate_corpora(settings: EvaluateCorporaSettings) -> dict[str, object]:
     """What each corpus would have drafted, and what of it would have been accepted, in the same answers: as
     `driftguard_training.evaluate` prints it. None is no corpus, only the sequence itself.
 
-    Where `timed`, times are in seconds: of a target step, and of a lookup for each token that it drafts. Else
-    they are null, and so is the target not loaded.
+    Times are in seconds: of a target step, and of a lookup for each token that it drafts. With
+    `single_tokens` they are null, and there are no steps.
 
     Raises TrainingRefused.
     """
@@ -99,16 +99,21 @@ def evaluate_corpora(settings: EvaluateCorporaSettings) -> dict[str, object]:
     ends = _ends(settings.target, tokenizer)
     k = settings.num_speculative_tokens
     step_seconds = None
-    if settings.timed:
+    if not settings.single_tokens:
         step_seconds = seconds_per_call(load_model(settings.target, "target").model, k + 1)
     drafts = []
     for directory in settings.corpora:
         drafter = _drafter(directory, vocabulary)
-        scores = [_score(drafter, request, k, ends) for request in requests]
+        scores = [
+            _Score(
+                _kept(drafter, request), *_walk(drafter, request, 0 if settings.single_tokens else k, ends)
+            )
+            for request in requests
+        ]
         drafts.append(
             {
                 "directory": None if directory is None else str(directory),
-                "seconds_per_draft_token": _seconds_per_token(drafter, requests, k) if settings.timed else None,
+                "seconds_per_draft_token": step_seconds and _seconds_per_token(drafter, requests, k),
                 "segments": _segments(requests, scores),
             }
         )
@@ -125,24 +130,28 @@ class _Score:
     accepted: int
 
 
-def _score(drafter: SuffixDrafter, request: TrafficRequest, k: int, ends: Collection[int]) -> _Score:
-    """The answer is walked as the engine made it, which drafts no more than an answer that is cut can keep."""
-    answer, sequence = request.output_token_ids, request.token_ids
-    prompt, is_cut = len(request.prompt_token_ids), answer[-1] not in ends
-    first_tokens = OwnText(), OwnText()
-    kept = sum(
-        drafter.continuation(first_tokens[0], sequence[:at], 1) == [sequence[at]]
-        for at in range(prompt, len(sequence))
-    )
-    at, steps, drafted, accepted = prompt, 0, 0, 0
+def _kept(drafter: SuffixDrafter, request: TrafficRequest) -> float:
+    text, sequence, prompt = OwnText(), request.token_ids, len(request.prompt_token_ids)
+    places = range(prompt, len(sequence))
+    right = sum(drafter.continuation(text, sequence[:at], 1) == [sequence[at]] for at in places)
+    return right / len(places)
+
+
+def _walk(
+    drafter: SuffixDrafter, request: TrafficRequest, k: int, ends: Collection[int]
+) -> tuple[int, int, int]:
+    """(steps, drafted, accepted) of an engine that made this answer. It drafts no more than an answer that is
+    cut can keep; behind a token that ends the answer it may."""
+    text, sequence = OwnText(), request.token_ids
+    is_cut = sequence[-1] not in ends
+    at, steps, drafted, accepted = len(request.prompt_token_ids), 0, 0, 0
     while at < len(sequence):
-        room = len(sequence) - at - 1
-        tokens = drafter.continuation(first_tokens[1], sequence[:at], min(k, room) if is_cut else k)
-        pairs = zip(tokens, sequence[at:], strict=False)
-        right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        most = min(k, len(sequence) - at - 1) if is_cut else k
+        tokens = drafter.continuation(text, sequence[:at], most)
+        right = len(list(takewhile(bool, map(eq, tokens, sequence[at:]))))
         steps, drafted, accepted = steps + 1, drafted + len(tokens), accepted + right
         at += right + 1
-    return _Score(kept / len(answer), steps, drafted, accepted)
+    return steps, drafted, accepted
 
 
 def _segments(requests: Sequence[TrafficRequest], scores: Sequence[_Score]) -> list[dict[str, object]]:

@@ -60,13 +60,14 @@ class CorpusSettings:
 
 @dataclass(frozen=True, slots=True)
 class EvaluateCorporaSettings:
-    """As EvaluateSettings. `corpora`: None is no corpus. `timed`: the target is loaded and timed."""
+    """As EvaluateSettings. `corpora`: None is no corpus. `single_tokens`: of a server that looks up in another
+    way, whose steps take as long whatever was found."""
 
     target: Path
     corpora: tuple[Path | None, ...]
     traffic: Path
     num_speculative_tokens: int = 4
-    timed: bool = True
+    single_tokens: bool = False
 
 
 @dataclass(frozen=True, slots=True)

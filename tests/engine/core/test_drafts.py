@@ -128,7 +128,12 @@ def test_a_corpus_is_replaced_under_traffic_and_serves_after_a_restart(
     corpus = save_corpus(tmp_path / "corpus", str(models / "llama"), [answer])
     engine = new_engine(drafter="suffix", draft=None, state_dir=tmp_path / "state")
     first = engine.draft
-    assert (first.name, first.version, first.method, first.directory) == ("suffix", "no-corpus", "suffix", None)
+    assert (first.name, first.version, first.method, first.directory) == (
+        "suffix",
+        "no-corpus",
+        "suffix",
+        None,
+    )
     engine.submit(request("old", max_tokens=40))
     outputs = engine.step()
     info = engine.load_draft(corpus)

@@ -11,9 +11,9 @@ import msgspec
 import torch
 from driftguard_engine.core import FinishedRequest, Request, RequestOutput, SamplingParams
 from driftguard_engine.engine import Engine
-from tokenizers import Tokenizer, models
 from driftguard_training.lookup import make_corpus
 from driftguard_training.settings import CorpusSettings
+from tokenizers import Tokenizer, models
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from tests.engine.server.tiny_models import byte_tokenizer
@@ -70,7 +70,8 @@ def save_corpus(directory: Path, target: str, documents: Sequence[Sequence[int]]
     """For the tokenizer of the target in this directory."""
     train = directory.with_suffix(".jsonl")
     lines = [
-        {"segment": "a", "prompt_token_ids": [1], "output_token_ids": list(document)} for document in documents
+        {"segment": "a", "prompt_token_ids": [1], "output_token_ids": list(document)}
+        for document in documents
     ]
     train.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
     make_corpus(CorpusSettings(Path(target), train, directory))

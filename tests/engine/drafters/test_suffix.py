@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
-
 from driftguard_engine.drafters.corpus import LONGEST_MATCH, Corpus, packed
 from driftguard_engine.drafters.suffix import MIN_TOKEN_PROB, OwnText, SuffixDrafter
 
@@ -31,7 +30,9 @@ def places_of(pattern: Sequence[int], documents: Documents) -> list[tuple[int, i
 
 
 def longest(sequence: Sequence[int], documents: Documents) -> int:
-    fitting = (n for n in range(min(len(sequence), LONGEST_MATCH), 0, -1) if places_of(sequence[-n:], documents))
+    fitting = (
+        n for n in range(min(len(sequence), LONGEST_MATCH), 0, -1) if places_of(sequence[-n:], documents)
+    )
     return next(fitting, 0)
 
 
