@@ -1,4 +1,5 @@
-"""One attempt: collect, distil or make a corpus, evaluate, gate, promote. However it ends, its row states the reason."""
+"""One attempt: collect, distil or make a corpus, evaluate, gate, promote. However it ends, its row states
+the reason."""
 
 from __future__ import annotations
 

@@ -134,8 +134,8 @@ def _retrain(
             job,
             incident_id,
             NothingToDo(
-                f"the draft in service, {draft.name}, has method {draft.method}: there is no model to train, and "
-                "no corpus to be made that the server would take"
+                f"the draft in service, {draft.name}, has method {draft.method}: there is no model to train, "
+                "and no corpus to be made that the server would take"
             ),
         )
     with job.database.session() as session:

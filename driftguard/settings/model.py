@@ -160,8 +160,8 @@ class EngineSettings(_Group):
     api_key: SecretStr | None = Field(None, description="Key for admin_url or update_url, if it needs one.")
     target_directory: Path | None = Field(
         None,
-        description="Target's model directory on this machine, for sglang_ngram of its tokenizer; only without "
-        "admin_url.",
+        description="Target's model directory on this machine, for sglang_ngram of its tokenizer; only "
+        "without admin_url.",
     )
     draft_directory: Path | None = Field(
         None,

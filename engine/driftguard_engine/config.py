@@ -21,8 +21,8 @@ class InvalidConfig(ValueError):
 class EngineConfig:
     """Every choice of one engine; checked when made, InvalidConfig names the field.
 
-    target, draft: local directories or hub names. The drafter "draft_model" needs a draft, "suffix" may have the
-    directory of a corpus.
+    target, draft: local directories or hub names. The drafter "draft_model" needs a draft, "suffix" may have
+    the directory of a corpus.
     max_batch: slots, the most requests that run at once. max_length: tokens per slot, prompt and output
     together; the model's own context wins where it is shorter. max_waiting: requests queued for a slot.
     num_speculative_tokens: K where a request does not say; max_speculative_tokens: the most it may ask for.

@@ -73,8 +73,8 @@ class ModelOptions:
     drafter: Annotated[
         DrafterName | None,
         _option(
-            "What drafts: a draft model, n-gram lookup in the sequence, suffix lookup in the sequence and in a "
-            "corpus, or nothing. "
+            "What drafts: a draft model, n-gram lookup in the sequence, suffix lookup in the sequence and "
+            "in a corpus, or nothing. "
             "Default: draft_model where there is a draft, else ngram.",
             MODELS,
         ),

@@ -150,5 +150,7 @@ def test_a_drift_of_an_sglang_that_drafts_by_ngrams_ends_with_a_corpus_in_it(
     assert run.numbers.gate.gain.expected_range() is None
     assert "of the tokens of held-out answers on the changed traffic, the corpus" in run.numbers.gate.reason
     assert list(sglang.corpora) == [f"driftguard-{run.candidate_version}"]
-    assert len(next(iter(sglang.corpora.values()))) == run.numbers.requests.train
+    requests = run.numbers.requests
+    assert requests is not None
+    assert len(next(iter(sglang.corpora.values()))) == requests.train
     assert sglang.version == f"driftguard:{run.candidate_version}"

@@ -163,7 +163,7 @@ def test_a_corpus_that_does_not_fit_is_refused_by_name(tmp_path: Path) -> None:
     train = write(tmp_path / "train.jsonl", [("a", [1], [5, 6, 7])])
     corpus = tmp_path / "corpus"
     printed("corpus", "--target", TARGET, "--train", train, "--output", corpus)
-    with pytest.raises(InvalidModel, match="draft: .*another tokenizer"):
+    with pytest.raises(InvalidModel, match=r"draft: .*another tokenizer"):
         read_documents(corpus, {"a": 0}, field="draft")
     engine = engine_of(None)
     weights = corpus / "corpus.safetensors"

@@ -7,8 +7,8 @@
     /update_weight_version    the version, which the proxy reads
 
 The routes are those of sglang.srt.entrypoints.http_server in SGLang 0.5.23. Requests go on meanwhile: both
-corpora share the draft tokens reserved for corpora until the one before is removed. Corpora of others are left
-alone. A restart forgets all that were added.
+corpora share the draft tokens reserved for corpora until the one before is removed. Corpora of others are
+left alone. A restart forgets all that were added.
 """
 
 from __future__ import annotations
@@ -52,10 +52,12 @@ class SglangCorpora(LiveUpdate):
 
     def recover(self, version: str) -> str | None:
         """Adding it again changes nothing where it is there."""
+        del version
         self._was_cut_off = True
         return None
 
     def _offered(self, order: Order) -> None:
+        del order
         info = self._asked("GET", "/server_info")
         if (found := info.get("speculative_algorithm")) != "NGRAM":
             raise NotOffered(f"{self.shown} takes no corpus: speculative_algorithm is {found}, not NGRAM")
@@ -96,15 +98,16 @@ class SglangCorpora(LiveUpdate):
         tokens = config.tokens + config.documents + sum(present.values())
         if tokens > self._room:
             raise EngineRefused(
-                f"the corpus of {config.tokens} tokens and those that {self.shown} has are {tokens} together, "
-                f"more than its {self._room} (--speculative-ngram-external-corpus-max-tokens); lower "
-                "retraining.corpus_tokens"
+                f"the corpus of {config.tokens} tokens and those that {self.shown} has are {tokens} "
+                f"together, more than its {self._room} (--speculative-ngram-external-corpus-max-tokens); "
+                "lower retraining.corpus_tokens"
             )
         others = sum(not corpus_id.startswith(_OURS) for corpus_id in present)
         if others + 1 > self._reserved:
             raise EngineRefused(
                 f"{self.shown} reserves {self._reserved} draft tokens for corpora "
-                f"(--speculative-ngram-external-sam-budget), and has {others} of others: none is left for this one"
+                f"(--speculative-ngram-external-sam-budget), and has {others} of others: none is left for "
+                "this one"
             )
         return documents
 
@@ -136,6 +139,7 @@ class SglangCorpora(LiveUpdate):
         return self._ours() <= {_OURS + version} and self._weight_version() == LOADED + version
 
     def _is_untouched(self, previous: str) -> bool:
+        del previous
         return not self._was_cut_off and (self._ours(), self._weight_version()) == self._before
 
     def _leave_alone(self) -> None:

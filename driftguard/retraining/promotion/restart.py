@@ -284,7 +284,8 @@ def _update_live(
 
 
 def _digest(session: Session, order: Order) -> str | None:
-    """Of the checksums of the draft's files, where a run of ours made it. Raises EngineRefused: they are gone."""
+    """Of the checksums of the draft's files, where a run of ours made it. Raises EngineRefused: they are
+    gone."""
     made = drafts.find(session, order.server, order.target, order.draft_version)
     if made is not None and made.retrain_run_id is not None and order.draft_path is None:
         raise EngineRefused(f"the files of draft {order.draft_version} are gone")

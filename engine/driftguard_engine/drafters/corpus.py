@@ -58,8 +58,8 @@ class Corpus:
         self._order = array("q", self._places.tobytes())  # the same, quicker to read one by one
 
     def longest_match(self, tail: bytes) -> Match | None:
-        """Of a sequence that ends with `tail`, `packed`; at most LONGEST_MATCH tokens. None: not even the last
-        token occurs."""
+        """Of a sequence that ends with `tail`, `packed`; at most LONGEST_MATCH tokens. None: not even the
+        last token occurs."""
         fits, found = 0, None
         too_long = min(len(tail) // _TOKEN_BYTES, LONGEST_MATCH) + 1
         while too_long - fits > 1:  # where n tokens occur, fewer do

@@ -37,8 +37,8 @@ class OwnText:
         return bytes(self._bytes[-LONGEST_MATCH * _TOKEN_BYTES :])
 
     def longest_match(self) -> tuple[int, int]:
-        """(tokens, up to LONGEST_MATCH, of the end that occurred before; where the last such place ends); (0, 0):
-        not even the last token did."""
+        """(tokens, up to LONGEST_MATCH, of the end that occurred before; where the last such place ends).
+        (0, 0): not even the last token did."""
         fits, end, too_long = 0, 0, min(self._length - 1, LONGEST_MATCH) + 1
         while too_long - fits > 1:
             length = (fits + too_long) // 2

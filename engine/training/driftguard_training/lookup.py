@@ -1,7 +1,7 @@
 """Corpora for drafting by lookup: made of captured answers, and scored on held-out ones.
 
-Nothing is trained. A draft token that was looked up is kept where the target draws the same, so that an answer
-that was logged tells what would have been kept of it, at any temperature, without a pass of the target.
+Nothing is trained. A draft token that was looked up is kept where the target draws the same, so that a logged
+answer tells what would have been kept of it, at any temperature, without a pass of the target.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _TIMED_LOOKUPS = 300
 
 
 def make_corpus(settings: CorpusSettings) -> dict[str, object]:
-    """Writes the corpus: answers of `train`, then of `replay`, in the order of the files, while there is room.
+    """Writes the corpus: answers of `train`, then of `replay`, in the order of the files, while they fit.
 
     Returns what was made, with its version. Raises TrainingRefused: bad traffic, no tokenizer, an output that
     exists; nothing is written.

@@ -60,8 +60,8 @@ class CorpusSettings:
 
 @dataclass(frozen=True, slots=True)
 class EvaluateCorporaSettings:
-    """As EvaluateSettings. `corpora`: None is no corpus. `single_tokens`: of a server that looks up in another
-    way, whose steps take as long whatever was found."""
+    """As EvaluateSettings. `corpora`: None is no corpus. `single_tokens`: of a server that looks up in
+    another way, whose steps take as long whatever was found."""
 
     target: Path
     corpora: tuple[Path | None, ...]
