@@ -14,7 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from driftguard.errors import DriftGuardError
 from driftguard.records.documents.retraining_run import Decision, GateRules, RequestCounts, RunNumbers
-from driftguard.retraining.candidate_kind import CandidateKind
+from driftguard.retraining.engines.candidate_kind import CandidateKind
 from driftguard.retraining.engines.engine_admin import EngineAdmin, EngineRefused
 from driftguard.retraining.ledger.outcome import Progress, RetrainOutcome
 from driftguard.retraining.ledger.run_row import Job, ProgressWriter, advance, begin, end

@@ -22,7 +22,7 @@ import structlog
 
 from driftguard.errors import Conflict
 from driftguard.retraining.attempt import attempt
-from driftguard.retraining.candidate_kind import candidate_kind
+from driftguard.retraining.engines.candidate_kind import candidate_kind
 from driftguard.retraining.engines.connect import connect
 from driftguard.retraining.engines.engine_admin import (
     EngineDraft,
