@@ -124,6 +124,8 @@ def test_the_newest_answers_that_fit_are_in_the_corpus_and_then_older_ones(tmp_p
     documents = read_documents(tmp_path / "corpus", tokenizer().get_vocab(), field="draft")
     assert documents == [[5, 6, 7], [8, 9], [10] * 4]
     assert (made["documents"], made["tokens"]) == (3, 9)
+    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "corpus").iterdir()}
+    assert (modes, (tmp_path / "corpus").stat().st_mode & 0o777) == ({0o640}, 0o750)
 
 
 def test_a_corpus_as_texts_has_the_tokens_that_its_texts_encode_to(tmp_path: Path) -> None:

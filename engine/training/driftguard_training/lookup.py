@@ -80,7 +80,7 @@ def make_corpus(settings: CorpusSettings) -> dict[str, object]:
             lines = "".join(json.dumps(text) + "\n" for text in texts[: len(documents)])
             (directory / TEXTS_FILE).write_text(lines, encoding="utf-8")
 
-    version = save_files(settings.output, write, facts)
+    version = save_files(settings.output, write, facts, others_may_read=False)  # it is captured text
     return {"event": "done", "output": str(settings.output), "version": version, **facts}
 
 

@@ -110,7 +110,13 @@ def save_model(
     return save_files(output, write, provenance)
 
 
-def save_files(output: Path, write: Callable[[Path], None], provenance: Mapping[str, object]) -> str:
+def save_files(
+    output: Path,
+    write: Callable[[Path], None],
+    provenance: Mapping[str, object],
+    *,
+    others_may_read: bool = True,
+) -> str:
     """Let `write` fill a new directory, add what tells how it was made, and put it in place at once.
 
     The files are written to a directory beside `output`, which is then renamed, so a reader never sees half a
@@ -127,7 +133,7 @@ def save_files(output: Path, write: Callable[[Path], None], provenance: Mapping[
     facts = {"version": version, **provenance}
     (partial / PROVENANCE_FILE).write_text(json.dumps(facts, indent=2) + "\n")
     _write_checksums(partial)
-    _make_readable(partial)
+    _make_readable(partial, others=others_may_read)
     partial.replace(output)
     return version
 
@@ -141,13 +147,13 @@ def _write_checksums(directory: Path) -> None:
     (directory / CHECKSUMS_FILE).write_text("".join(lines))
 
 
-def _make_readable(directory: Path) -> None:
+def _make_readable(directory: Path, *, others: bool) -> None:
     """Temporary directories and safetensors files are readable by their owner only, but the engine may run as
-    another user.
+    another user, for what `others` may not read of the same group.
     """
-    directory.chmod(0o755)
+    directory.chmod(0o755 if others else 0o750)
     for path in directory.iterdir():
-        path.chmod(0o644)
+        path.chmod(0o644 if others else 0o640)
 
 
 def model_version(directory: Path) -> str:
