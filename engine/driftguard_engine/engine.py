@@ -29,7 +29,13 @@ from driftguard_engine.decode.decoder import DeviceDecoder, check_drafter
 from driftguard_engine.decode.placement import open_decoder, placement_of
 from driftguard_engine.decode.turns import Turns
 from driftguard_engine.drafters.base import Drafter
-from driftguard_engine.drafters.factory import configured_draft, describe_draft, first_draft, open_draft
+from driftguard_engine.drafters.factory import (
+    configured_draft,
+    describe_draft,
+    draft_without_files,
+    first_draft,
+    open_draft,
+)
 from driftguard_engine.drafters.loaded import NO_DRAFT, Drafts, LoadedDraft
 from driftguard_engine.drafters.state_file import SavedDraft, save_draft
 from driftguard_engine.kernels.backend import backend_of
@@ -103,6 +109,16 @@ class Engine:
         self._inbox: deque[tuple[Request, Moment]] = deque()
         self._known: set[str] = set()
         self._aborts: set[str] = set()
+        if (plain := draft_without_files(config)) is not None and not self._drafts.present(plain.info):
+            self._keep(plain)
+
+    def _keep(self, draft: LoadedDraft) -> None:
+        try:
+            self._prepare(draft.drafter)
+        except InvalidModel as error:  # then a rollback to it is refused
+            logger.warning("draft %s cannot be returned to: %s", draft.info.version, error.detail)
+        else:
+            self._drafts.add(draft)
 
     def load_draft(self, directory: str, version: str | None = None) -> DraftInfo:
         """Loads a draft, not yet in service, and prepares its steps while requests run.

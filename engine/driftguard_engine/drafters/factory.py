@@ -77,10 +77,15 @@ def _configured(config: EngineConfig, target: LoadedModel, placement: Placement)
             )
             raise InvalidModel(f"draft: {config.draft} is {what} needs", field="draft")
         return found
+    return draft_without_files(config) or LoadedDraft(NO_DRAFT, None)
+
+
+def draft_without_files(config: EngineConfig) -> LoadedDraft | None:
+    """What needs no loading: it stays beside what is put into service, for a rollback to return to."""
     if config.drafter == "suffix":
         return LoadedDraft(DraftInfo("suffix", "no-corpus", "suffix"), SuffixDrafter(None))
     if config.drafter == "ngram":
         least, most = config.ngram_min_tokens, config.ngram_max_tokens
         drafter = NgramDrafter(least, most)
         return LoadedDraft(DraftInfo("ngram", f"ngram-{least}-{most}", "ngram"), drafter)
-    return LoadedDraft(NO_DRAFT, None)
+    return None

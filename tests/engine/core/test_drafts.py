@@ -144,9 +144,10 @@ def test_a_corpus_is_replaced_under_traffic_and_serves_after_a_restart(
     assert (done["old"].draft, done["new"].draft) == (first, info)
     assert done["old"].output_token_ids == done["new"].output_token_ids == answer
     assert done["new"].counts.accepted > 25 > done["old"].counts.accepted
-    assert new_engine(drafter="suffix", draft=None, state_dir=tmp_path / "state").draft == info
-    engine.swap_draft("no-corpus")
-    assert serve(engine, request())["r"].draft == first
+    restarted = new_engine(drafter="suffix", draft=None, state_dir=tmp_path / "state")
+    assert restarted.draft == info
+    restarted.swap_draft("no-corpus")
+    assert serve(restarted, request())["r"].draft == first
 
 
 def test_the_drafter_and_its_draft_are_of_one_kind(
