@@ -1,13 +1,13 @@
 """`python -m driftguard_engine.spec_bench QUESTIONS --method NAME --output FILE`: Spec-Bench on this engine.
 
 Reads the question file of Spec-Bench (Xia et al. 2024, arXiv:2401.07851), answers each question at
-temperature 0, one at a time, and writes its answer format, so that its evaluation/speed.py reads the file.
+temperature 0, one at a time, and writes its answer format, so that its evaluation scripts read the file.
 Each question is answered twice in a row, with speculation and without it, so that a slow moment of the
 machine affects both; the answers without go to --baseline-output.
 
-speed.py counts the baseline's tokens as those of the text less one, for the token that begins a text in many
-tokenizers. Where a tokenizer has none, its baseline is a little too slow; the table printed here counts the
-tokens that were produced.
+Their script for speed counts the baseline's tokens as those of the text less one, for the token that begins a
+text in many tokenizers. Where a tokenizer has none, its baseline is a little too slow; the table printed here
+counts the tokens that were produced.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class Task:
     pairs: list[tuple[Answer, Answer]] = field(default_factory=list)
 
     def row(self, name: str) -> str:
-        """As speed.py: means over steps and over questions; the acceptance rate is a ratio of sums."""
+        """As Spec-Bench does: means over steps and over questions; the acceptance rate is a ratio of sums."""
         lengths = [length for answer, _ in self.pairs for length in answer.accept_lengths]
         drafted = sum(answer.drafted for answer, _ in self.pairs)
         accepted = sum(answer.accepted for answer, _ in self.pairs)
