@@ -31,7 +31,7 @@ WEIGHTS_FILE: Final = "corpus.safetensors"
 TEXTS_FILE: Final = "corpus.jsonl"
 LONGEST_MATCH: Final = 24  # tokens, as in vLLM's suffix decoding
 _SORTED_BY: Final = 64  # tokens: a match and what follows it
-_TOKEN_BYTES: Final = 4
+TOKEN_BYTES: Final = 4
 _SEPARATOR: Final = 2**32 - 1  # behind each document; no token, so that no match goes beyond a document
 _MOST_LOOKED_AT: Final = 4_096  # places of a match whose next tokens are counted
 
@@ -57,33 +57,32 @@ class Corpus:
         self._places: Tokens = _sorted_places(self._tokens)
         self._order = array("q", self._places.tobytes())  # the same, quicker to read one by one
 
-    def longest_match(self, tail: bytes) -> Match | None:
-        """Of a sequence that ends with `tail`, `packed`; at most LONGEST_MATCH tokens. None: not even the
-        last token occurs."""
+    def longest_match(self, text: bytes) -> Match | None:
+        """Of a sequence, `packed`; at most LONGEST_MATCH tokens. None: not even the last token occurs."""
         fits, found = 0, None
-        too_long = min(len(tail) // _TOKEN_BYTES, LONGEST_MATCH) + 1
+        too_long = min(len(text) // TOKEN_BYTES, LONGEST_MATCH) + 1
         while too_long - fits > 1:  # where n tokens occur, fewer do
             length = (fits + too_long) // 2
-            match = self._match(tail[-length * _TOKEN_BYTES :], 0, len(self._order))
+            match = self._match(text[-length * TOKEN_BYTES :], 0, len(self._order))
             if match is None:
                 too_long = length
             else:
                 fits, found = length, match
         return found
 
-    def continuation(self, match: Match, tail: bytes, count: int, least_probability: float) -> list[int]:
+    def continuation(self, match: Match, text: bytes, count: int, least_probability: float) -> list[int]:
         """Up to count tokens: each the one that most often followed those before it. Ends where the part of
         the match's places that are followed by all of them would fall below least_probability."""
-        pattern = tail[-match.length * _TOKEN_BYTES :]
+        pattern = text[-match.length * TOKEN_BYTES :]
         drafts: list[int] = []
         now, probability = match, 1.0
-        while len(drafts) < count and len(pattern) < _SORTED_BY * _TOKEN_BYTES:
+        while len(drafts) < count and len(pattern) < _SORTED_BY * TOKEN_BYTES:
             token, part = self._most_frequent(now)
             probability *= part
             if token == _SEPARATOR or probability < least_probability:
                 break
             drafts.append(token)
-            pattern += token.to_bytes(_TOKEN_BYTES, "big")
+            pattern += token.to_bytes(TOKEN_BYTES, "big")
             narrowed = self._match(pattern, now.first, now.end)
             if narrowed is None:
                 raise AssertionError("a token that follows the match is not found behind it")
@@ -94,13 +93,13 @@ class Corpus:
         text, size = self._bytes, len(pattern)
 
         def beginning(place: int) -> bytes:
-            return text[place * _TOKEN_BYTES : place * _TOKEN_BYTES + size]
+            return text[place * TOKEN_BYTES : place * TOKEN_BYTES + size]
 
         low = bisect_left(self._order, pattern, first, end, key=beginning)
         if low == end or beginning(self._order[low]) != pattern:
             return None
         high = bisect_right(self._order, pattern, low, end, key=beginning)
-        return Match(size // _TOKEN_BYTES, low, high)
+        return Match(size // TOKEN_BYTES, low, high)
 
     def _most_frequent(self, match: Match) -> tuple[int, float]:
         """The token that follows most places of the match, and the part of them. Of many places every n-th
@@ -115,6 +114,11 @@ class Corpus:
 def packed(token_ids: Sequence[int] | Tokens) -> bytes:
     """Four bytes each, the highest first: ordered as the tokens are."""
     return np.asarray(token_ids, ">u4").tobytes()
+
+
+def unpacked(text: bytes) -> list[int]:
+    found: list[int] = np.frombuffer(text, ">u4").tolist()
+    return found
 
 
 def _sorted_places(tokens: Tokens) -> Tokens:

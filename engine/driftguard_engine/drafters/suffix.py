@@ -10,52 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from driftguard_engine.drafters.base import DraftRow
-from driftguard_engine.drafters.corpus import LONGEST_MATCH, Corpus, packed
+from driftguard_engine.drafters.corpus import LONGEST_MATCH, TOKEN_BYTES, Corpus, packed, unpacked
 from driftguard_engine.kv_cache import Span
 from driftguard_engine.speculation import SpeculativeStep
 
 # As in vLLM's suffix decoding.
 MAX_SPEC_FACTOR = 1.0
 MIN_TOKEN_PROB = 0.1
-_TOKEN_BYTES = 4
-
-
-class OwnText:
-    """One growing sequence, and where its end occurred before."""
-
-    def __init__(self) -> None:
-        self._bytes = bytearray()
-        self._length = 0
-
-    def extend(self, token_ids: Sequence[int]) -> None:
-        """token_ids: the whole sequence so far."""
-        self._bytes += packed(token_ids[self._length :])
-        self._length = len(token_ids)
-
-    @property
-    def tail(self) -> bytes:
-        return bytes(self._bytes[-LONGEST_MATCH * _TOKEN_BYTES :])
-
-    def longest_match(self) -> tuple[int, int]:
-        """(tokens, up to LONGEST_MATCH, of the end that occurred before; where the last such place ends).
-        (0, 0): not even the last token did."""
-        fits, end, too_long = 0, 0, min(self._length - 1, LONGEST_MATCH) + 1
-        while too_long - fits > 1:
-            length = (fits + too_long) // 2
-            place = self._last_place(length)
-            if place is None:
-                too_long = length
-            else:
-                fits, end = length, place + length
-        return fits, end
-
-    def _last_place(self, length: int) -> int | None:
-        pattern, end = self._bytes[-length * _TOKEN_BYTES :], len(self._bytes) - 1
-        while (found := self._bytes.rfind(pattern, 0, end)) >= 0:
-            if found % _TOKEN_BYTES == 0:
-                return found // _TOKEN_BYTES
-            end = found + len(pattern) - 1
-        return None
 
 
 class SuffixDrafter:
@@ -63,7 +24,6 @@ class SuffixDrafter:
 
     def __init__(self, corpus: Corpus | None) -> None:
         self._corpus = corpus
-        self._texts: dict[str, OwnText] = {}
 
     def prefill(self, token_ids: Sequence[int], spans: Sequence[Span]) -> None:
         """Nothing to read: the sequence itself is searched at each proposal."""
@@ -73,24 +33,46 @@ class SuffixDrafter:
 
     def propose(self, rows: Sequence[DraftRow], step: SpeculativeStep) -> None:
         for row in rows:
-            text = self._texts.setdefault(row.request_id, OwnText())
-            step.guess(row.index, self.continuation(text, row.token_ids, row.count))
+            step.guess(row.index, self.continuation(packed(row.token_ids), row.count))
 
     def forget(self, request_id: str) -> None:
-        self._texts.pop(request_id, None)
+        """Nothing is kept."""
 
-    def continuation(self, text: OwnText, token_ids: Sequence[int], count: int) -> list[int]:
-        """Up to count tokens, at most MAX_SPEC_FACTOR times the length of the match. text: of this sequence.
+    def continuation(self, text: bytes, count: int) -> list[int]:
+        """Up to count tokens behind a sequence, `packed`; at most MAX_SPEC_FACTOR times the match's length.
 
-        A match in the sequence itself goes before one in the corpus that is no longer.
+        A match in the sequence itself goes before one in the corpus that is no longer. One so close to the
+        end that fewer tokens follow it goes on in its own copy.
         """
-        text.extend(token_ids)
-        own, end = text.longest_match()
-        tail = text.tail
-        match = None if self._corpus is None else self._corpus.longest_match(tail)
+        own, end = _longest_match(text)
+        match = None if self._corpus is None else self._corpus.longest_match(text)
         if self._corpus is not None and match is not None and match.length > own:
             most = min(count, int(MAX_SPEC_FACTOR * match.length))
-            return self._corpus.continuation(match, tail, most, MIN_TOKEN_PROB)
-        period = len(token_ids) - end
+            return self._corpus.continuation(match, text, most, MIN_TOKEN_PROB)
         most = min(count, int(MAX_SPEC_FACTOR * own))
-        return [token_ids[end + offset % period] for offset in range(most)]
+        followers = unpacked(text[end * TOKEN_BYTES :][: most * TOKEN_BYTES])
+        return [followers[place % len(followers)] for place in range(most)]
+
+
+def _longest_match(text: bytes) -> tuple[int, int]:
+    """(tokens, up to LONGEST_MATCH, of the end that occurred before; where the last such place ends).
+    (0, 0): not even the last token did."""
+    fits, end, too_long = 0, 0, min(len(text) // TOKEN_BYTES - 1, LONGEST_MATCH) + 1
+    while too_long - fits > 1:  # where n tokens occur, fewer do
+        length = (fits + too_long) // 2
+        place = _last_place(text, length)
+        if place is None:
+            too_long = length
+        else:
+            fits, end = length, place + length
+    return fits, end
+
+
+def _last_place(text: bytes, length: int) -> int | None:
+    """Where the last so many tokens occurred before, most recently."""
+    pattern, end = text[-length * TOKEN_BYTES :], len(text) - 1
+    while (found := text.rfind(pattern, 0, end)) >= 0:
+        if found % TOKEN_BYTES == 0:
+            return found // TOKEN_BYTES
+        end = found + len(pattern) - 1
+    return None

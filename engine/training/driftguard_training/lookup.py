@@ -22,12 +22,14 @@ from driftguard_engine.core import InvalidModel
 from driftguard_engine.drafters.corpus import (
     MODEL_TYPE,
     TEXTS_FILE,
+    TOKEN_BYTES,
     WEIGHTS_FILE,
     Corpus,
+    packed,
     read_documents,
     vocabulary_hash,
 )
-from driftguard_engine.drafters.suffix import OwnText, SuffixDrafter
+from driftguard_engine.drafters.suffix import SuffixDrafter
 from safetensors.numpy import save_file
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
@@ -131,9 +133,9 @@ class _Score:
 
 
 def _kept(drafter: SuffixDrafter, request: TrafficRequest) -> float:
-    text, sequence, prompt = OwnText(), request.token_ids, len(request.prompt_token_ids)
-    places = range(prompt, len(sequence))
-    right = sum(drafter.continuation(text, sequence[:at], 1) == [sequence[at]] for at in places)
+    sequence, text = request.token_ids, packed(request.token_ids)
+    places = range(len(request.prompt_token_ids), len(sequence))
+    right = sum(drafter.continuation(text[: at * TOKEN_BYTES], 1) == [sequence[at]] for at in places)
     return right / len(places)
 
 
@@ -142,12 +144,12 @@ def _walk(
 ) -> tuple[int, int, int]:
     """(steps, drafted, accepted) of an engine that made this answer. It drafts no more than an answer that is
     cut can keep; behind a token that ends the answer it may."""
-    text, sequence = OwnText(), request.token_ids
+    sequence, text = request.token_ids, packed(request.token_ids)
     is_cut = sequence[-1] not in ends
     at, steps, drafted, accepted = len(request.prompt_token_ids), 0, 0, 0
     while at < len(sequence):
         most = min(k, len(sequence) - at - 1) if is_cut else k
-        tokens = drafter.continuation(text, sequence[:at], most)
+        tokens = drafter.continuation(text[: at * TOKEN_BYTES], most)
         right = len(list(takewhile(bool, map(eq, tokens, sequence[at:]))))
         steps, drafted, accepted = steps + 1, drafted + len(tokens), accepted + right
         at += right + 1
@@ -175,11 +177,10 @@ def _seconds_per_token(drafter: SuffixDrafter, requests: Sequence[TrafficRequest
     """Median over lookups in the middle of answers, by K: a step looks up once."""
     seconds = []
     for request in requests[:_TIMED_LOOKUPS]:
-        text, sequence = OwnText(), request.token_ids
         middle = len(request.prompt_token_ids) + len(request.output_token_ids) // 2
-        text.extend(sequence[: middle - 1])
+        text = packed(request.token_ids[:middle])
         started = time.perf_counter()
-        drafter.continuation(text, sequence[:middle], k)
+        drafter.continuation(text, k)
         seconds.append(time.perf_counter() - started)
     return statistics.median(seconds) / k
 

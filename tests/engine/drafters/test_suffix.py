@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 import pytest
 from driftguard_engine.drafters.corpus import LONGEST_MATCH, Corpus, packed
-from driftguard_engine.drafters.suffix import MIN_TOKEN_PROB, OwnText, SuffixDrafter
+from driftguard_engine.drafters.suffix import MIN_TOKEN_PROB, SuffixDrafter, _longest_match
 
 Documents = Sequence[Sequence[int]]
 
 
 def drafted(documents: Documents | None, sequence: list[int], count: int = 8) -> list[int]:
     drafter = SuffixDrafter(None if documents is None else Corpus(documents))
-    return drafter.continuation(OwnText(), sequence, count)
+    return drafter.continuation(packed(sequence), count)
 
 
 def places_of(pattern: Sequence[int], documents: Documents) -> list[tuple[int, int]]:
@@ -68,10 +68,8 @@ def test_the_sequence_itself_is_searched_wherever_a_token_begins(seed: int) -> N
     draw = random.Random(seed)
     tokens = draw.choice([[0, 1, 2], [0x01010101, 0x01010102, 0x01000000]])
     sequence = draw.choices(tokens, k=60)
-    text = OwnText()
     for end in range(1, 61):
-        text.extend(sequence[:end])
-        length, at = text.longest_match()
+        length, at = _longest_match(packed(sequence[:end]))
         assert length == longest(sequence[:end], [sequence[: end - 1]])
         assert length == 0 or sequence[at - length : at] == sequence[end - length : end]
 
