@@ -87,7 +87,8 @@ def _make_and_judge(
     measured = _measured(job, kind, files, directory)
     groups, costs = read_measurements(measured)
     rules = job.settings.retraining
-    decision = decide(groups, costs, GateRules(rules.minimum_gain, rules.maximum_regression))
+    gate_rules = GateRules(rules.minimum_gain, rules.maximum_regression)
+    decision = decide(groups, costs, gate_rules, of_asked=kind != "model")
     numbers = RunNumbers(
         checksums_sha256=made,
         requests=counts,
@@ -161,14 +162,23 @@ def _measured(job: Job, kind: CandidateKind, files: Workspace, candidate: Path) 
     if kind == "model":
         return evaluate(_evaluation(job, files, candidate), files.log, job.should_stop)
     serving = job.info.draft.directory
+    if serving is None and _was_made_here(job):
+        raise TrainingFailed(f"the files of corpus {job.info.draft.version}, in service, are gone")
     order = CorporaEvaluation(
         target=_directory(job.info.target_directory, "target"),
         corpora=(None if serving is None else _directory(serving, "corpus in service"), candidate),
         traffic=files.held_out,
         num_speculative_tokens=job.info.num_speculative_tokens,
         single_tokens=kind == "corpus_as_texts",
+        threads=job.settings.retraining.threads,
     )
     return evaluate_corpora(order, files.log, job.should_stop)
+
+
+def _was_made_here(job: Job) -> bool:
+    with job.database.session() as session:
+        known = drafts.find(session, job.info.server, job.info.target, job.info.draft.version)
+        return known is not None and known.retrain_run_id is not None
 
 
 def _evaluation(job: Job, files: Workspace, candidate: Path) -> Evaluation:

@@ -129,15 +129,7 @@ def _retrain(
 ) -> RetrainOutcome:
     kind = candidate_kind(job.settings, job.info)
     if kind is None:
-        draft = job.info.draft
-        return _nothing_to_do(
-            job,
-            incident_id,
-            NothingToDo(
-                f"the draft in service, {draft.name}, has method {draft.method}: there is no model to train, "
-                "and no corpus to be made that the server would take"
-            ),
-        )
+        return _nothing_to_do(job, incident_id, NothingToDo(_nothing_to_make(job)))
     with job.database.session() as session:
         if (under_way := restart.under_way(session, job.info)) is not None:
             return _nothing_to_do(job, incident_id, NothingToDo(under_way))
@@ -161,6 +153,14 @@ def _retrain(
             planned = replace(planned, reason=f"{planned.reason}, and capture is off (capture.enabled)")
         return _nothing_to_do(job, call.incident_id, planned)
     return attempt(job, kind, lock, call, traffic, planned)
+
+
+def _nothing_to_make(job: Job) -> str:
+    draft = job.info.draft
+    told = f"the draft in service, {draft.name}, has method {draft.method}"
+    if engine_of(job.settings, job.info.server).update_engine == "sglang_ngram":
+        return f"{told}, and a corpus is for ngram: its records must have that method (proxy --method ngram)"
+    return f"{told}: there is no model to train, and no corpus to be made that the server would take"
 
 
 def _plan_rules(settings: Settings) -> PlanRules:

@@ -145,9 +145,9 @@ def reject(session: Session, server: str, target: str, version: str, at: datetim
     )
 
 
-def removable(session: Session, server: str, target: str, keep: int) -> list[Draft]:
-    """Drafts trained here whose directories may go: all but the newest `keep`, never the one in service,
-    nor its parent, to which a rollback returns."""
+def removable(session: Session, server: str, target: str, keep: int, oldest_corpus: datetime) -> list[Draft]:
+    """Drafts made here whose directories may go: all but the newest `keep`, and corpora made before
+    `oldest_corpus`; never the one in service, nor its parent, to which a rollback returns."""
     serving = in_service(session, server, target)
     needed = {serving.version, serving.parent_version} if serving else set()
     trained = session.scalars(
@@ -155,15 +155,12 @@ def removable(session: Session, server: str, target: str, keep: int) -> list[Dra
         .where(*_is(server, target), Draft.directory.is_not(None), Draft.retrain_run_id.is_not(None))
         .order_by(Draft.created_at.desc(), Draft.id.desc())
     ).all()
-    return [draft for draft in trained[keep:] if draft.version not in needed]
-
-
-def corpora_made_before(session: Session, server: str, target: str, oldest: datetime) -> Sequence[Draft]:
-    """Drafts made here that are captured answers, also the one in service."""
-    query = select(Draft).where(
-        *_is(server, target), Draft.directory.is_not(None), Draft.retrain_run_id.is_not(None)
-    )
-    return session.scalars(query.where(Draft.method != "draft_model", Draft.created_at < oldest)).all()
+    return [
+        draft
+        for place, draft in enumerate(trained)
+        if draft.version not in needed
+        and (place >= keep or (draft.method != "draft_model" and draft.created_at < oldest_corpus))
+    ]
 
 
 def forget_directory(session: Session, draft_id: int) -> None:

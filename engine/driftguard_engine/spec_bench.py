@@ -247,7 +247,7 @@ def main(
     num_speculative_tokens: Annotated[int, typer.Option(help="Draft tokens per step (K).")] = 4,
     max_new_tokens: Annotated[int, typer.Option(help="Longest answer to a turn.")] = 128,
     max_length: Annotated[int, typer.Option(help="Tokens of prompt and answer.")] = 2048,
-    every: Annotated[int, typer.Option(help="Ask every n-th question only.")] = 1,
+    every: Annotated[int, typer.Option(min=1, help="Ask every n-th question only.")] = 1,
     device: Annotated[DeviceName, typer.Option(help="Where the models run.")] = DeviceName.CPU,
     threads: Annotated[int | None, typer.Option(help="CPU threads of torch.")] = None,
 ) -> None:
@@ -265,8 +265,11 @@ def main(
     )
     limits = LimitOptions(max_batch=1, max_length=max_length, prefix_reuse=False)
     tasks: dict[str, Task] = {}
+    paths = [path.absolute() for path in (questions, output, baseline_output) if path is not None]
+    if len(set(paths)) < len(paths):
+        raise typer.BadParameter("the questions, --output and --baseline-output must be different files")
     try:
-        asked = read_questions(questions)[:: max(every, 1)]
+        asked = read_questions(questions)[::every]
         engine = Engine(engine_config(models, limits, ServerOptions()))
         answerer = Answerer(engine, max_new_tokens)
         with ExitStack() as files:

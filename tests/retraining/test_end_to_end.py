@@ -18,11 +18,13 @@ from driftguard_engine.options import BUNDLED
 from driftguard_training.model_directories import model_version
 from sqlalchemy import update
 
+from driftguard.app import Sidecar, create_app
 from driftguard.retraining.run import retrain
-from driftguard.settings import EngineSettings
+from driftguard.settings import EngineSettings, Settings
 from driftguard.store import drafts, retrain_runs
 from driftguard.store.database import Database
 from driftguard.store.tables import Stream
+from tests.api.ingest_server import serving
 from tests.retraining.sglang_ngram_stub import NgramStub
 from tests.retraining.sglang_stub import running
 from tests.retraining.world import NEW, OLD, Models, capture, drift, make_settings, requests_of
@@ -154,3 +156,9 @@ def test_a_drift_of_an_sglang_that_drafts_by_ngrams_ends_with_a_corpus_in_it(
     assert requests is not None
     assert len(next(iter(sglang.corpora.values()))) == requests.train
     assert sglang.version == f"driftguard:{run.candidate_version}"
+    beside = Sidecar(Settings(data_dir=tmp_path / "sidecar"), database, "http://sidecar")
+    with serving(create_app(beside)) as client:
+        page = client.get(f"/retraining/{run.id}")
+    assert page.status_code == 200, page.text
+    assert "the corpus and the answer itself tell" in page.text
+    assert "Predicted time per token" not in page.text

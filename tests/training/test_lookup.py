@@ -105,7 +105,8 @@ def test_the_score_is_what_an_engine_counts_that_serves_the_same_answers(tmp_pat
         assert min(scored["seconds_per_target_step"], found["seconds_per_draft_token"]) > 0
         for segment, parity in zip(found["segments"], (0, 1), strict=True):
             counts = [one.counts for name, one in served.items() if int(name) % 2 == parity]
-            assert segment["drafted"] == [each.drafted for each in counts]
+            assert segment["proposed"] == [each.drafted for each in counts]
+            assert segment["drafted"] == [K * each.steps for each in counts]
             assert segment["accepted"] == [each.accepted for each in counts]
             assert segment["steps"] == sum(each.steps for each in counts)
         accepted.append(sum(each.counts.accepted for each in served.values()))
@@ -139,6 +140,15 @@ def test_a_corpus_as_texts_has_the_tokens_that_its_texts_encode_to(tmp_path: Pat
     assert lines == ["ab", "def f():\n  é"]
     documents = read_documents(tmp_path / "corpus", text.get_vocab(), field="draft")
     assert documents == [text.encode(line, add_special_tokens=False) for line in lines]
+
+
+def test_an_answer_that_is_too_long_is_left_out(tmp_path: Path) -> None:
+    train = write(tmp_path / "train.jsonl", [("a", [1], [5] * 30), ("a", [1], [6] * 4)])
+    arguments = ("corpus", "--target", TARGET, "--train", train, "--output", tmp_path / "corpus")
+    done = run(*arguments, "--most-tokens", 4)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no answer has fewer than 4 tokens (--most-tokens)" in done.stderr
+    assert printed(*arguments, "--most-tokens", 20)["tokens"] == 4
 
 
 def test_the_same_answers_make_the_same_version(tmp_path: Path) -> None:

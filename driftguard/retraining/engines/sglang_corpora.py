@@ -3,8 +3,8 @@
     /server_info              does it draft by n-grams, and has it room for a corpus?
     /list_external_corpora    which corpora it has, and of how many tokens
     /add_external_corpus      loaded beside its scheduler; the answer comes when it is
-    /remove_external_corpus   the one before
     /update_weight_version    the version, which the proxy reads
+    /remove_external_corpus   the one before
 
 The routes are those of sglang.srt.entrypoints.http_server in SGLang 0.5.23. Requests go on meanwhile: both
 corpora share the draft tokens reserved for corpora until the one before is removed. Corpora of others are
@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Final
 
+import httpx
 import msgspec
 import structlog
 
@@ -30,6 +31,7 @@ from driftguard.retraining.training import checksums
 
 _OURS: Final = "driftguard-"  # an id of ours is this and the version
 _TEXTS: Final = "corpus.jsonl"
+_ONE_RANK: Final = ("tp_size", "dp_size", "pp_size")
 _LOOK_SECONDS: Final = 0.5
 log = structlog.get_logger(__name__)
 
@@ -61,6 +63,11 @@ class SglangCorpora(LiveUpdate):
         info = self._asked("GET", "/server_info")
         if (found := info.get("speculative_algorithm")) != "NGRAM":
             raise NotOffered(f"{self.shown} takes no corpus: speculative_algorithm is {found}, not NGRAM")
+        if more := [f"{name} is {size}" for name in _ONE_RANK if (size := info.get(name, 1)) != 1]:
+            raise NotOffered(
+                f"{self.shown} cannot take a corpus: {', '.join(more)}, and each rank would begin to draft "
+                "from it at a step of its own"
+            )
         self._reserved = int(info.get("speculative_ngram_external_sam_budget") or 0)
         self._room = int(info.get("speculative_ngram_external_corpus_max_tokens") or 0)
         if self._reserved == 0:
@@ -75,10 +82,10 @@ class SglangCorpora(LiveUpdate):
         if path is not None and corpus_id not in ours:
             self._add(corpus_id, self._documents(Path(path), digest))
         try:
-            for other in ours - {corpus_id}:
-                self._call("POST", "/remove_external_corpus", {"corpus_id": other})
             body = {"new_version": LOADED + version, "abort_all_requests": False}
             self._call("POST", "/update_weight_version", body)
+            for other in ours - {corpus_id}:
+                self._call("POST", "/remove_external_corpus", {"corpus_id": other})
         except EngineRefused as error:
             raise MayBeLoaded(error.detail) from error
 
@@ -116,13 +123,14 @@ class SglangCorpora(LiveUpdate):
         body = {"corpus_id": corpus_id, "documents": documents}
         try:
             told = self._call("POST", "/add_external_corpus", body, live_update.LOAD_SECONDS)
-        except Answered:
-            if not (self._was_cut_off and self._comes(corpus_id)):  # it may be loading since then
+        except EngineRefused as error:
+            refused = isinstance(error, Answered) and error.code < httpx.codes.INTERNAL_SERVER_ERROR
+            if refused and not self._was_cut_off:  # else it may be loading since then
                 raise
-            return
-        except EngineRefused as error:  # it may be loading still, and would be there some time later
             if not self._comes(corpus_id):
-                raise MayBeLoaded(error.detail) from error
+                raise MayBeLoaded(
+                    f"{error.detail} (it may be loaded still, beside the one before)"
+                ) from error
             return
         if "truncated" in str(told.get("message")):
             raise MayBeLoaded(f"{self.shown} took a part of the corpus only: {told.get('message')}")

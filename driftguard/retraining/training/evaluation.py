@@ -17,7 +17,7 @@ from driftguard.records.documents.retraining_run import Costs
 from driftguard.retraining.training.gate import DraftScores, GroupScores
 from driftguard.retraining.training.process import TrainingFailed
 
-_NOT_ARCHITECTURE = frozenset({"_name_or_path", "transformers_version", "documents", "tokens"})
+_NOT_ARCHITECTURE = frozenset({"_name_or_path", "transformers_version"})
 
 
 class _Segment(msgspec.Struct, frozen=True):

@@ -84,8 +84,11 @@ class GroupScores:
         return len(self.parent.kept)
 
 
-def decide(groups: Sequence[GroupScores], costs: Costs, rules: GateRules) -> Decision:
-    """The gate. Raises ValueError when no group is changed traffic: there would be nothing to gain."""
+def decide(
+    groups: Sequence[GroupScores], costs: Costs, rules: GateRules, *, of_asked: bool = False
+) -> Decision:
+    """The gate. `of_asked`: `drafted` of the scores is what was asked for, K of each step, of which lookups
+    draft a part. Raises ValueError when no group is changed traffic: there would be nothing to gain."""
     changed = [group for group in groups if group.changed]
     if not changed:
         raise ValueError("no held-out requests of the changed traffic")
@@ -93,7 +96,7 @@ def decide(groups: Sequence[GroupScores], costs: Costs, rules: GateRules) -> Dec
     gain = _compare("changed traffic", True, changed, rules.alpha)
     compared, untested = _compare_groups(groups, rules)
     seconds = _seconds_per_token(groups, changed, costs)
-    told = _told(gain, k) if seconds else _told_of_lookups(gain)
+    told = _told(gain, k, of_asked=of_asked) if seconds else _told_of_lookups(gain)
     objections = [
         *_objections_to_gain(gain, rules, told, drafts=bool(seconds)),
         *(text for group in compared for text in _objections_to_loss(group, rules)),
@@ -210,12 +213,13 @@ def _objections_to_time(seconds: Mapping[str, float]) -> Iterator[str]:
             )
 
 
-def _told(gain: Comparison, k: int) -> str:
+def _told(gain: Comparison, k: int, *, of_asked: bool) -> str:
     now, candidate, expected = gain.accepted_parent, gain.accepted_candidate, gain.expected_range()
     if now is None or candidate is None or expected is None:
         return "no held-out answer of the changed traffic is long enough to be drafted for"
+    what = f"accepted of {k} draft tokens a step" if of_asked else f"accepted per draft token at K = {k}"
     return (
-        f"accepted per draft token at K = {k} expected to go from {from_to(now, candidate)} "
+        f"{what} expected to go from {from_to(now, candidate)} "
         f"({from_to(*expected)} at 95%) on the changed traffic, by {gain.drafted_requests} held-out requests "
         f"(single draft tokens kept: {gain.parent:.3f}, then {gain.candidate:.3f})"
     )

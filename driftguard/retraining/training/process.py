@@ -84,6 +84,7 @@ class CorporaEvaluation:
     traffic: Path
     num_speculative_tokens: int
     single_tokens: bool
+    threads: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +172,7 @@ def evaluate_corpora(order: CorporaEvaluation, log: Path, should_stop: Callable[
     for corpus in order.corpora:
         arguments += ["--corpus", "none" if corpus is None else str(corpus)]
     arguments += ["--num-speculative-tokens", str(order.num_speculative_tokens)]
-    arguments += ["--single-tokens"] * order.single_tokens
+    arguments += ["--single-tokens"] * order.single_tokens + ["--threads", str(order.threads)]
     return _measured(arguments, log, should_stop)
 
 

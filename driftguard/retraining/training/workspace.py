@@ -115,18 +115,21 @@ def remove_leftovers(database: Database, data_directory: Path) -> None:
 
 
 def remove_old_drafts(database: Database, settings: Settings, server: str, target: str) -> None:
-    """Removes all but the newest drafts made here, never the one in service, nor its parent; and every corpus
-    that is older than captured requests may be, because it is made of them."""
-    data_directory = settings.data_directory
+    """Removes all but the newest drafts made here, and corpora that are older than captured requests may be,
+    because they are made of these; never the one in service, nor its parent."""
+    keep = settings.retraining.keep_candidates
     oldest = datetime.now(UTC) - timedelta(days=settings.retention.captures_days)
     with database.session() as session:
-        old = drafts.removable(session, server, target, settings.retraining.keep_candidates)
-        for draft in {*old, *drafts.corpora_made_before(session, server, target, oldest)}:
+        for draft in drafts.removable(session, server, target, keep, oldest):
             directory = Path(draft.directory or "")
-            if directory.parent == data_directory / "drafts":
-                if drafts.uses_of_directory(session, str(directory)) == 1:
-                    shutil.rmtree(directory, ignore_errors=True)
-                drafts.forget_directory(session, draft.id)
+            if directory.parent != settings.data_directory / "drafts":
+                continue
+            if drafts.uses_of_directory(session, str(directory)) == 1:
+                shutil.rmtree(directory, ignore_errors=True)
+                if directory.exists():
+                    log.error("files of a draft cannot be removed", directory=str(directory))
+                    continue
+            drafts.forget_directory(session, draft.id)
 
 
 def _runs(data_directory: Path) -> Path:

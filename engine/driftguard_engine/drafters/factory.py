@@ -47,6 +47,9 @@ def open_draft(name: str, version: str | None, target: LoadedModel, placement: P
 def first_draft(config: EngineConfig, target: LoadedModel, placement: Placement) -> LoadedDraft:
     """The draft that was in service before the restart, else the configured one. Raises InvalidModel."""
     remembered = saved_draft(config.state_dir, configured_draft(config)) if config.state_dir else None
+    plain = draft_without_files(config)
+    if remembered is not None and plain is not None and remembered.version == plain.info.version:
+        return plain
     if remembered is not None and remembered.directory is not None:
         try:
             held = [("target", str(target.directory))]

@@ -17,6 +17,9 @@ from driftguard_engine.speculation import SpeculativeStep
 # As in vLLM's suffix decoding.
 MAX_SPEC_FACTOR = 1.0
 MIN_TOKEN_PROB = 0.1
+SEARCHED = (
+    16_384  # last tokens of a sequence: what lies before costs time at every step, and is rarely needed
+)
 
 
 class SuffixDrafter:
@@ -44,6 +47,7 @@ class SuffixDrafter:
         A match in the sequence itself goes before one in the corpus that is no longer. One so close to the
         end that fewer tokens follow it goes on in its own copy.
         """
+        text = text[-SEARCHED * TOKEN_BYTES :]
         own, end = _longest_match(text)
         match = None if self._corpus is None else self._corpus.longest_match(text)
         if self._corpus is not None and match is not None and match.length > own:

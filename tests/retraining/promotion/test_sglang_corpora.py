@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,10 +16,10 @@ from driftguard_training.lookup import make_corpus
 from driftguard_training.settings import CorpusSettings
 from sqlalchemy import update
 
-from driftguard.errors import Conflict
 from driftguard.retraining.engines import live_update, sglang_corpora
 from driftguard.retraining.promotion.rollback import roll_back
 from driftguard.settings import Settings
+from driftguard.store import drafts
 from driftguard.store.database import Database
 from driftguard.store.tables import Draft
 from tests.alerting.http_receiver import wait_until
@@ -127,7 +128,7 @@ def test_one_fault_at_any_step(live: Live, monkeypatch: pytest.MonkeyPatch, step
     made = live.made(settings)
     live.sglang.faults[step] = fault, 0, 1
     outcome = promote(live.database, settings, made.id, made.incident_id)
-    took_effect = fault in ("lose", "hang") and step in ("/add_external_corpus", "/update_weight_version")
+    took_effect = fault in ("lose", "hang") and step.endswith("_external_corpus")
     if took_effect:
         assert (outcome.state, live.served(), live.sglang.version) == ("rolling_out", [NEW], LOADED + NEW)
         return
@@ -169,21 +170,52 @@ def test_the_first_corpus_is_taken_back_to_none(live: Live) -> None:
     assert live.settled(settings, made.id) == "rolled_back"
 
 
-def test_a_corpus_whose_files_are_past_their_retention_is_not_gone_back_to(live: Live) -> None:
+def test_corpora_past_their_retention_go_but_for_those_in_service_and_before(live: Live) -> None:
     settings = live.settings()
     made = live.made(settings)
     assert promote(live.database, settings, made.id, made.incident_id).state == "rolling_out"
     serves(live.database, NEW)
     assert live.settled(settings, made.id) == "watching"
+    older = live.directories[OLD].with_name("v0")
+    shutil.copytree(live.directories[OLD], older)
     long_ago = datetime.now(UTC) - timedelta(days=settings.retention.captures_days, minutes=1)
     with live.database.session() as session:
-        session.execute(update(Draft).where(Draft.version == OLD).values(created_at=long_ago))
+        drafts.add_candidate(
+            session,
+            server=SERVER,
+            target="target",
+            version="v0",
+            method="ngram",
+            directory=str(older),
+            parent_version="default",
+            run_id=made.id,
+            at=long_ago,
+        )
+        session.execute(update(Draft).values(created_at=long_ago))
     live.settled(settings, made.id)
-    assert not live.directories[OLD].exists()
-    assert live.directories[NEW].exists()
-    with pytest.raises(Conflict, match="the files of draft v1 are gone"):
-        roll_back(live.database, settings, server=SERVER, draft_version=NEW, reason="slower")
-    assert live.served() == [NEW]
+    assert [path.exists() for path in (older, *live.directories.values())] == [False, True, True]
+    roll_back(live.database, settings, server=SERVER, draft_version=NEW, reason="slower")
+    assert (live.served(), live.sglang.version) == ([OLD], LOADED + OLD)
+
+
+def test_a_corpus_that_a_gateway_gave_up_waiting_for_is_waited_for(live: Live) -> None:
+    settings = live.settings()
+    made = live.made(settings)
+    live.sglang.faults["/add_external_corpus"] = "gateway", 0, 1
+    live.sglang.late = 40
+    outcome = promote(live.database, settings, made.id, made.incident_id)
+    assert (outcome.state, live.served(), live.sglang.version) == ("rolling_out", [NEW], LOADED + NEW)
+
+
+def test_a_corpus_that_may_come_late_is_told(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_update, "ANSWER_SECONDS", 1.0)
+    settings = live.settings()
+    made = live.made(settings)
+    live.sglang.faults["/add_external_corpus"] = "lose", 0, 1
+    live.sglang.late = 100_000
+    outcome = promote(live.database, settings, made.id, made.incident_id)
+    assert (outcome.state, live.served(), live.sglang.version) == ("failed", [OLD], LOADED + OLD)
+    assert "it may be loaded still, beside the one before" in outcome.reason
 
 
 @pytest.mark.parametrize(
@@ -191,6 +223,7 @@ def test_a_corpus_whose_files_are_past_their_retention_is_not_gone_back_to(live:
     [
         ({"speculative_algorithm": "EAGLE3"}, "speculative_algorithm is EAGLE3, not NGRAM"),
         ({"speculative_ngram_external_sam_budget": 0}, "without --speculative-ngram-external-sam-budget"),
+        ({"tp_size": 2}, "tp_size is 2, and each rank would begin to draft from it at a step of its own"),
     ],
 )
 def test_a_server_that_would_not_draft_from_a_corpus_is_restarted_instead(
