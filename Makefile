@@ -72,6 +72,15 @@ bench-engine: setup
 	$(BIN)/python engine/bench/bench_adaptive_k.py
 	$(BIN)/python engine/bench/bench_prefix.py
 
+# Spec-Bench's questions by every drafter, with and without it in turns: half an hour on a core that does nothing else.
+# QUESTIONS: the file data/spec_bench/question.jsonl of https://github.com/hemingkx/Spec-Bench. ARGS="--every 24" is quick.
+bench-drafters: setup
+	@test -n "$(QUESTIONS)" || { echo "QUESTIONS=question.jsonl of Spec-Bench is needed" >&2; exit 2; }
+	@mkdir -p build/spec_bench
+	@for method in draft_model ngram suffix; do echo "$$method"; \
+		$(BIN)/python -m driftguard_engine.spec_bench "$(QUESTIONS)" --method $$method --threads 1 \
+			--output build/spec_bench/$$method.jsonl --baseline-output build/spec_bench/none.jsonl $(ARGS) || exit; done
+
 # Minutes on two cores. ARGS=--quick tries everything on too little traffic and writes nothing.
 bench-detection: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'

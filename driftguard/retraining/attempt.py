@@ -1,9 +1,11 @@
-"""One attempt: collect, distil, evaluate, gate, promote. However it ends, its row states the reason."""
+"""One attempt: collect, distil or make a corpus, evaluate, gate, promote. However it ends, its row states
+the reason."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -12,6 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from driftguard.errors import DriftGuardError
 from driftguard.records.documents.retraining_run import Decision, GateRules, RequestCounts, RunNumbers
+from driftguard.retraining.engines.candidate_kind import CandidateKind
 from driftguard.retraining.engines.engine_admin import EngineAdmin, EngineRefused
 from driftguard.retraining.ledger.outcome import Progress, RetrainOutcome
 from driftguard.retraining.ledger.run_row import Job, ProgressWriter, advance, begin, end
@@ -22,11 +25,15 @@ from driftguard.retraining.training.evaluation import read_measurements
 from driftguard.retraining.training.gate import decide
 from driftguard.retraining.training.plan import Plan
 from driftguard.retraining.training.process import (
+    CorporaEvaluation,
+    CorpusOrder,
     Distillation,
     Evaluation,
     TrainingFailed,
     distil,
     evaluate,
+    evaluate_corpora,
+    make_corpus,
 )
 from driftguard.retraining.training.traffic import Traffic, write_requests
 from driftguard.retraining.training.workspace import Workspace
@@ -38,7 +45,9 @@ _LOOK_BACK = timedelta(days=7)  # records from which the sampling temperature is
 log = structlog.get_logger(__name__)
 
 
-def attempt(job: Job, lock: RunLock, call: Call, traffic: Traffic, planned: Plan) -> RetrainOutcome:
+def attempt(
+    job: Job, kind: CandidateKind, lock: RunLock, call: Call, traffic: Traffic, planned: Plan
+) -> RetrainOutcome:
     """Ends promoted, rolling_out, rejected or failed.
 
     Raises DatabaseUnavailable where the outcome cannot be stored.
@@ -46,7 +55,7 @@ def attempt(job: Job, lock: RunLock, call: Call, traffic: Traffic, planned: Plan
     run_id = begin(job, call.incident_id, len(planned.train))
     files = workspace.create(job.settings.data_directory, run_id)
     try:
-        version, decision, numbers = _make_and_judge(job, run_id, files, traffic, planned)
+        version, decision, numbers = _make_and_judge(job, kind, run_id, files, traffic, planned)
         if not decision.promote:
             return end(job, run_id, call.incident_id, "rejected", decision.reason, numbers)
         lock.check()
@@ -64,25 +73,26 @@ def attempt(job: Job, lock: RunLock, call: Call, traffic: Traffic, planned: Plan
 
 
 def _make_and_judge(
-    job: Job, run_id: UUID, files: Workspace, traffic: Traffic, planned: Plan
+    job: Job, kind: CandidateKind, run_id: UUID, files: Workspace, traffic: Traffic, planned: Plan
 ) -> tuple[str, Decision, RunNumbers]:
     """The candidate's version, the gate's decision, and the numbers behind it."""
     counts = _collect(job, files, traffic, planned)
-    version = _distil(job, run_id, files, has_replay=counts.replay > 0)
+    version = _make(job, kind, run_id, files, has_replay=counts.replay > 0)
     directory = workspace.draft_directory(job.settings.data_directory, version)
     _store_candidate(job, run_id, version, directory)
     workspace.keep_candidate(files, directory)
     made = checksums.digest_of_list(directory)
     advance(job, run_id, "evaluating", f"scoring on {counts.held_out} held-out requests")
     checksums.verify(directory, made)  # so that the files scored are those that were made and that will serve
-    measured = evaluate(_evaluation(job, files, directory), files.log, job.should_stop)
+    measured = _measured(job, kind, files, directory)
     groups, costs = read_measurements(measured)
     rules = job.settings.retraining
-    decision = decide(groups, costs, GateRules(rules.minimum_gain, rules.maximum_regression))
+    gate_rules = GateRules(rules.minimum_gain, rules.maximum_regression)
+    decision = decide(groups, costs, gate_rules, of_asked=kind != "model")
     numbers = RunNumbers(
         checksums_sha256=made,
         requests=counts,
-        temperature=measured["temperature"],
+        temperature=measured.get("temperature"),
         costs=costs,
         measured_seconds_per_draft_token=tuple(
             draft["seconds_per_draft_token"] for draft in measured["drafts"]
@@ -103,8 +113,20 @@ def _collect(job: Job, files: Workspace, traffic: Traffic, planned: Plan) -> Req
     return RequestCounts(*(write_requests(path, traffic.read(keys), planned.groups) for path, keys in parts))
 
 
-def _distil(job: Job, run_id: UUID, files: Workspace, *, has_replay: bool) -> str:
+def _make(job: Job, kind: CandidateKind, run_id: UUID, files: Workspace, *, has_replay: bool) -> str:
+    """The candidate's version."""
     rules = job.settings.retraining
+    if kind != "model":
+        advance(job, run_id, "training", "a corpus of captured answers")
+        corpus = CorpusOrder(
+            target=_directory(job.info.target_directory, "target"),
+            train=files.train,
+            replay=files.replay if has_replay else None,
+            output=files.candidate,
+            most_tokens=rules.corpus_tokens,
+            as_texts=kind == "corpus_as_texts",
+        )
+        return make_corpus(corpus, files.log, job.should_stop)
     advance(job, run_id, "training", f"{rules.steps} steps from draft {job.info.draft.version}")
     order = Distillation(
         target=_directory(job.info.target_directory, "target"),
@@ -121,18 +143,42 @@ def _distil(job: Job, run_id: UUID, files: Workspace, *, has_replay: bool) -> st
 
 def _store_candidate(job: Job, run_id: UUID, version: str, directory: Path) -> None:
     if version == job.info.draft.version:
-        raise TrainingFailed(f"the training changed no weight: the candidate equals draft {version}")
+        raise TrainingFailed(f"the training changed nothing: the candidate equals draft {version}")
     with job.database.session() as session:
         drafts.add_candidate(
             session,
             server=job.info.server,
             target=job.info.target,
             version=version,
+            method=job.info.draft.method,
             directory=str(directory),
             parent_version=job.info.draft.version,
             run_id=run_id,
             at=datetime.now(UTC),
         )
+
+
+def _measured(job: Job, kind: CandidateKind, files: Workspace, candidate: Path) -> dict[str, Any]:
+    if kind == "model":
+        return evaluate(_evaluation(job, files, candidate), files.log, job.should_stop)
+    serving = job.info.draft.directory
+    if serving is None and _was_made_here(job):
+        raise TrainingFailed(f"the files of corpus {job.info.draft.version}, in service, are gone")
+    order = CorporaEvaluation(
+        target=_directory(job.info.target_directory, "target"),
+        corpora=(None if serving is None else _directory(serving, "corpus in service"), candidate),
+        traffic=files.held_out,
+        num_speculative_tokens=job.info.num_speculative_tokens,
+        single_tokens=kind == "corpus_as_texts",
+        threads=job.settings.retraining.threads,
+    )
+    return evaluate_corpora(order, files.log, job.should_stop)
+
+
+def _was_made_here(job: Job) -> bool:
+    with job.database.session() as session:
+        known = drafts.find(session, job.info.server, job.info.target, job.info.draft.version)
+        return known is not None and known.retrain_run_id is not None
 
 
 def _evaluation(job: Job, files: Workspace, candidate: Path) -> Evaluation:

@@ -22,6 +22,7 @@ import structlog
 
 from driftguard.errors import Conflict
 from driftguard.retraining.attempt import attempt
+from driftguard.retraining.engines.candidate_kind import candidate_kind
 from driftguard.retraining.engines.connect import connect
 from driftguard.retraining.engines.engine_admin import (
     EngineDraft,
@@ -86,13 +87,7 @@ def retrain(
                 return RetrainOutcome("nothing_to_do", reason)
             info = settle_locked(database, settings, engine, info)
             outcome = _retrain(job(info), lock, incident_id, force=force, from_file=from_file)
-            workspace.remove_old_drafts(
-                database,
-                settings.data_directory,
-                info.server,
-                info.target,
-                settings.retraining.keep_candidates,
-            )
+            workspace.remove_old_drafts(database, settings, info.server, info.target)
     except EngineRefused as error:
         return _failed(job(_last_known(database, name)), incident_id, error.detail)
     if outcome.state == "rolling_out" and awaits_restart:
@@ -132,6 +127,9 @@ def _await_restart(
 def _retrain(
     job: Job, lock: RunLock, incident_id: UUID | None, *, force: bool, from_file: Traffic | None
 ) -> RetrainOutcome:
+    kind = candidate_kind(job.settings, job.info)
+    if kind is None:
+        return _nothing_to_do(job, incident_id, NothingToDo(_nothing_to_make(job)))
     with job.database.session() as session:
         if (under_way := restart.under_way(session, job.info)) is not None:
             return _nothing_to_do(job, incident_id, NothingToDo(under_way))
@@ -146,12 +144,23 @@ def _retrain(
         return _nothing_to_do(job, incident_id, call)
     traffic = from_file or captured_traffic(job.database, job.info.server, job.info.target)
     change = None if from_file else call.change
-    planned = plan(traffic.requests, change, _plan_rules(job.settings), datetime.now(UTC))
+    rules = _plan_rules(job.settings)
+    if kind != "model":  # of few answers it drafts less, and never worse
+        rules = replace(rules, aim_requests=rules.minimum_requests)
+    planned = plan(traffic.requests, change, rules, datetime.now(UTC))
     if isinstance(planned, NothingToDo):
         if from_file is None and not job.settings.capture.enabled:
             planned = replace(planned, reason=f"{planned.reason}, and capture is off (capture.enabled)")
         return _nothing_to_do(job, call.incident_id, planned)
-    return attempt(job, lock, call, traffic, planned)
+    return attempt(job, kind, lock, call, traffic, planned)
+
+
+def _nothing_to_make(job: Job) -> str:
+    draft = job.info.draft
+    told = f"the draft in service, {draft.name}, has method {draft.method}"
+    if engine_of(job.settings, job.info.server).update_engine == "sglang_ngram":
+        return f"{told}, and a corpus is for ngram: its records must have that method (proxy --method ngram)"
+    return f"{told}: there is no model to train, and no corpus to be made that the server would take"
 
 
 def _plan_rules(settings: Settings) -> PlanRules:

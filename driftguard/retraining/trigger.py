@@ -33,11 +33,6 @@ def what_calls_for_it(
     when forced.
     Raises NotFound for an incident that does not exist.
     """
-    if info.draft.method != "draft_model" or info.draft.directory is None:
-        return NothingToDo(
-            f"the draft in service, {info.draft.name}, has method {info.draft.method}: "
-            "there is no model to train"
-        )
     if incident_id is not None:
         named = _named(session, info, incident_id)
         return _unless_diagnosed(named, least, forced=forced) if isinstance(named, Incident) else named

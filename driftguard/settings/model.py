@@ -154,14 +154,19 @@ class EngineSettings(_Group):
         description="Base URL of a vLLM or an SGLang that loads a draft without a restart; only without "
         "admin_url. Its routes that exchange weights must be reachable there, and nowhere else.",
     )
-    update_engine: Literal["vllm", "sglang"] = Field("vllm", description="What is at update_url.")
+    update_engine: Literal["vllm", "sglang", "sglang_ngram"] = Field(
+        "vllm", description="What is at update_url; sglang_ngram: an SGLang that drafts by n-grams."
+    )
     api_key: SecretStr | None = Field(None, description="Key for admin_url or update_url, if it needs one.")
     target_directory: Path | None = Field(
-        None, description="Target's model directory on this machine; only without admin_url."
+        None,
+        description="Target's model directory on this machine, for sglang_ngram of its tokenizer; only "
+        "without admin_url.",
     )
     draft_directory: Path | None = Field(
         None,
-        description="Model directory on this machine of the first draft; only without admin_url.",
+        description="Model directory on this machine of the first draft; only without admin_url, and not for "
+        "sglang_ngram.",
     )
     num_speculative_tokens: PositiveInt | None = Field(
         None, description="K of the server; only without admin_url."
@@ -180,7 +185,7 @@ class EngineSettings(_Group):
 
     @model_validator(mode="after")
     def _is_reached_one_way(self) -> Self:
-        if self.update_engine == "sglang" and self.update_url is None:
+        if self.update_engine != "vllm" and self.update_url is None:
             raise ValueError("update_engine: needs an update_url")
         described: dict[str, object] = {
             "target_directory": self.target_directory,
@@ -192,7 +197,12 @@ class EngineSettings(_Group):
             extra = [name for name, value in described.items() if value is not None]
             if extra:
                 raise ValueError(f"{', '.join(extra)}: leave out if there is an admin_url, which provides it")
-        elif missing := [name for name, value in described.items() if value is None]:
+            return self
+        if self.update_engine == "sglang_ngram":
+            del described["draft_directory"]
+            if self.draft_directory is not None:
+                raise ValueError("draft_directory: leave out for sglang_ngram, which has no draft model")
+        if missing := [name for name, value in described.items() if value is None]:
             raise ValueError(
                 f"{self.server} needs admin_url (the built-in engine), or, if it restarts for a new "
                 f"draft, {', '.join(missing)}"
@@ -224,6 +234,9 @@ class RetrainingSettings(_Group):
         0.02,
         description="Smallest gain in the changed segments that the gate requires, of single draft tokens "
         "that are kept.",
+    )
+    corpus_tokens: PositiveInt = Field(
+        1_000_000, description="Most tokens of a corpus for drafting by lookup; memory grows with it."
     )
     keep_candidates: PositiveInt = Field(
         5, description="Draft directories kept; older unused ones are removed."

@@ -28,11 +28,14 @@ _LEVELS = text(
     """
     SELECT segment, count(*) AS requests, avg(x) AS mean, coalesce(var_samp(x), 0) AS variance
     FROM (
-        SELECT r.segment, r.accepted::float8 / r.drafted AS x,
+        SELECT r.segment, r.accepted::float8 / asked.tokens AS x,
                row_number() OVER (PARTITION BY r.segment ORDER BY r.seq DESC) AS age
-        FROM records r JOIN streams s ON s.id = r.stream_id
+        FROM records r JOIN streams s ON s.id = r.stream_id CROSS JOIN LATERAL (
+            SELECT CASE WHEN s.method = 'suffix'
+                   THEN coalesce(r.steps * r.num_speculative_tokens, r.drafted) ELSE r.drafted END AS tokens
+        ) AS asked
         WHERE s.server = :server AND s.target = :target AND s.draft_version = :version
-          AND r.kind = 'request' AND r.drafted > 0 AND r.ended_at >= :oldest
+          AND r.kind = 'request' AND asked.tokens > 0 AND r.ended_at >= :oldest
           AND (r.segment <> ALL(CAST(:changed AS text[])) OR r.ended_at >= :since)
     ) AS newest
     WHERE age <= :newest
@@ -51,7 +54,11 @@ def levels(
     since: datetime,
     oldest: datetime,
 ) -> list[AcceptanceLevel]:
-    """Of the newest requests of each segment, from `oldest` on; of `changed` segments those since `since`."""
+    """Of the newest requests of each segment, from `oldest` on; of `changed` segments those since `since`.
+
+    How many tokens a suffix lookup drafts depends on what it finds: x is then of all that K allows, so that
+    two corpora can be compared.
+    """
     rows = session.execute(
         _LEVELS,
         {

@@ -46,6 +46,7 @@ def add_candidate(
     server: str,
     target: str,
     version: str,
+    method: str,
     directory: str,
     parent_version: str,
     run_id: UUID,
@@ -54,7 +55,7 @@ def add_candidate(
     """Stores a candidate. The same weights again (training is deterministic) become a candidate again."""
     values = {
         "name": version,
-        "method": "draft_model",
+        "method": method,
         "directory": directory,
         "parent_version": parent_version,
         "state": "candidate",
@@ -144,9 +145,9 @@ def reject(session: Session, server: str, target: str, version: str, at: datetim
     )
 
 
-def removable(session: Session, server: str, target: str, keep: int) -> list[Draft]:
-    """Drafts trained here whose directories may go: all but the newest `keep`, never the one in service,
-    nor its parent, to which a rollback returns."""
+def removable(session: Session, server: str, target: str, keep: int, oldest_corpus: datetime) -> list[Draft]:
+    """Drafts made here whose directories may go: all but the newest `keep`, and corpora made before
+    `oldest_corpus`; never the one in service, nor its parent, to which a rollback returns."""
     serving = in_service(session, server, target)
     needed = {serving.version, serving.parent_version} if serving else set()
     trained = session.scalars(
@@ -154,7 +155,12 @@ def removable(session: Session, server: str, target: str, keep: int) -> list[Dra
         .where(*_is(server, target), Draft.directory.is_not(None), Draft.retrain_run_id.is_not(None))
         .order_by(Draft.created_at.desc(), Draft.id.desc())
     ).all()
-    return [draft for draft in trained[keep:] if draft.version not in needed]
+    return [
+        draft
+        for place, draft in enumerate(trained)
+        if draft.version not in needed
+        and (place >= keep or (draft.method != "draft_model" and draft.created_at < oldest_corpus))
+    ]
 
 
 def forget_directory(session: Session, draft_id: int) -> None:

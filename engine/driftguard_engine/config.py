@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
-Drafter = Literal["draft_model", "ngram", "none"]
+Drafter = Literal["draft_model", "ngram", "suffix", "none"]
 ModelPath = Literal["auto", "generic"]
 Device = Literal["cpu", "cuda"]
 DTYPES = ("float32", "bfloat16", "float16")
@@ -20,7 +20,8 @@ class InvalidConfig(ValueError):
 class EngineConfig:
     """Every choice of one engine; checked when made, InvalidConfig names the field.
 
-    target, draft: local directories or hub names; draft is needed by the drafter "draft_model" only.
+    target, draft: local directories or hub names. The drafter "draft_model" needs a draft, "suffix" may have
+    the directory of a corpus.
     max_batch: slots, the most requests that run at once. max_length: tokens per slot, prompt and output
     together; the model's own context wins where it is shorter. max_waiting: requests queued for a slot.
     num_speculative_tokens: K where a request does not say; max_speculative_tokens: the most it may ask for.
@@ -71,8 +72,8 @@ class EngineConfig:
             raise InvalidConfig(f"dtype: {self.dtype!r} is not one of {', '.join(DTYPES)}")
         if self.device not in ("cpu", "cuda"):
             raise InvalidConfig(f"device: {self.device!r} is not one of cpu, cuda")
-        if self.drafter not in ("draft_model", "ngram", "none"):
-            raise InvalidConfig(f"drafter: {self.drafter!r} is not one of draft_model, ngram, none")
+        if self.drafter not in get_args(Drafter):
+            raise InvalidConfig(f"drafter: {self.drafter!r} is not one of {', '.join(get_args(Drafter))}")
         if self.drafter == "draft_model" and not self.draft:
             raise InvalidConfig(
                 "draft: missing; the drafter 'draft_model' needs a draft directory or hub name"

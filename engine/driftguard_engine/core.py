@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Literal
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-DraftMethod = Literal["draft_model", "ngram", "none"]
+DraftMethod = Literal["draft_model", "ngram", "suffix", "none"]
 
 
 class EngineError(Exception):
@@ -120,7 +120,8 @@ class SpeculationCounts:
 
 @dataclass(frozen=True, slots=True)
 class DraftInfo:
-    """Which draft serves. `version` names the draft in records; `directory` is None for n-gram lookup."""
+    """Which draft serves. `version` names the draft in records; `directory` is None where there are no files,
+    as for n-gram lookup."""
 
     name: str
     version: str

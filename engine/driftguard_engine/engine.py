@@ -28,7 +28,13 @@ from driftguard_engine.decode.decoder import RowOutcome
 from driftguard_engine.decode.placement import open_decoder, placement_of, slower_because
 from driftguard_engine.decode.turns import Turns
 from driftguard_engine.drafters.base import Drafter
-from driftguard_engine.drafters.factory import configured_draft, describe_draft, first_draft, open_draft
+from driftguard_engine.drafters.factory import (
+    configured_draft,
+    describe_draft,
+    draft_without_files,
+    first_draft,
+    open_draft,
+)
 from driftguard_engine.drafters.loaded import NO_DRAFT, Drafts, LoadedDraft
 from driftguard_engine.drafters.state_file import SavedDraft, save_draft
 from driftguard_engine.kernels.backend import backend_of
@@ -103,6 +109,9 @@ class Engine:
         self._inbox: deque[tuple[Request, Moment]] = deque()
         self._known: set[str] = set()
         self._aborts: set[str] = set()
+        if (plain := draft_without_files(config)) is not None and not self._drafts.present(plain.info):
+            self._prepare(plain.drafter)
+            self._drafts.add(plain)
 
     def load_draft(self, directory: str, version: str | None = None) -> DraftInfo:
         """Loads a draft, not yet in service, and prepares its steps while requests run.
@@ -116,11 +125,8 @@ class Engine:
             present = self._drafts.present(wanted)
             if present is not None:
                 return present
-            with self._turns.turn():
-                free = device_memory.free_bytes(self._placement.device)
-            held = [("draft", draft.directory) for draft in self.drafts if draft.directory is not None]
-            held.append(("target", self.target_directory))
-            device_memory.check_fits(self.config, self._placement, free, [("draft", directory)], held)
+            if wanted.method == "draft_model":
+                self._check_fits(directory)
             try:
                 draft = open_draft(directory, wanted.version, self._target, self._placement)
                 self._prepare(draft.drafter)
@@ -130,6 +136,15 @@ class Engine:
                     field="draft",
                 ) from error
             return self._drafts.add(draft)
+
+    def _check_fits(self, directory: str) -> None:
+        """Raises InvalidModel."""
+        with self._turns.turn():
+            free = device_memory.free_bytes(self._placement.device)
+        models = [draft for draft in self.drafts if draft.method == "draft_model"]
+        held = [("draft", draft.directory) for draft in models if draft.directory is not None]
+        held.append(("target", self.target_directory))
+        device_memory.check_fits(self.config, self._placement, free, [("draft", directory)], held)
 
     def stop_loading(self) -> None:
         """The draft that is being loaded is given up, soon, and no other is loaded."""

@@ -21,6 +21,7 @@ MODELS, SERVER, LIMITS, SIDECAR = "Models", "Server", "Limits", "Sidecar"
 class DrafterName(StrEnum):
     DRAFT_MODEL = "draft_model"
     NGRAM = "ngram"
+    SUFFIX = "suffix"
     NONE = "none"
 
 
@@ -56,12 +57,18 @@ class ModelOptions:
         _option("Target model: a directory or a hub name. Without it the bundled pair serves.", MODELS),
     ] = None
     draft: Annotated[
-        str | None, _option("Draft model with the same tokenizer: a directory or a hub name.", MODELS)
+        str | None,
+        _option(
+            "Draft model with the same tokenizer: a directory or a hub name. With --drafter suffix a corpus, "
+            "if there is one.",
+            MODELS,
+        ),
     ] = None
     drafter: Annotated[
         DrafterName | None,
         _option(
-            "What drafts: a draft model, n-gram lookup in the sequence, or nothing. "
+            "What drafts: a draft model, n-gram lookup in the sequence, suffix lookup in the sequence and "
+            "in a corpus, or nothing. "
             "Default: draft_model where there is a draft, else ngram.",
             MODELS,
         ),
@@ -171,7 +178,9 @@ def engine_config(models: ModelOptions, limits: LimitOptions, server: ServerOpti
     """The engine's config; the bundled pair where no target is given. Raises InvalidConfig."""
     target, draft, drafter = models.target, models.draft, models.drafter
     if target is None:
-        target, draft = str(BUNDLED / "target"), draft or str(BUNDLED / "draft")
+        target = str(BUNDLED / "target")
+        if drafter is not DrafterName.SUFFIX:
+            draft = draft or str(BUNDLED / "draft")
     if drafter is None:
         drafter = DrafterName.DRAFT_MODEL if draft else DrafterName.NGRAM
     dtype = models.dtype or (DtypeName.BFLOAT16 if models.device is DeviceName.CUDA else DtypeName.FLOAT32)

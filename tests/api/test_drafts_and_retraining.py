@@ -74,6 +74,7 @@ def filled(database: Database) -> None:
                 server="engine-1",
                 target="target",
                 version=f"v{number}",
+                method="draft_model",
                 directory=f"/drafts/v{number}",
                 parent_version="v0",
                 run_id=run_id,

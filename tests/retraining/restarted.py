@@ -27,14 +27,15 @@ SERVER = "engine-1"
 
 def restarted_settings(data_dir: Path, target: Path, draft: Path, **retraining: object) -> Settings:
     """As world.make_settings, without an admin API; update_url and update_engine are the engine's."""
+    kind = retraining.pop("update_engine", "vllm")
     engine = EngineSettings.model_validate(
         {
             "server": SERVER,
             "target_directory": target,
-            "draft_directory": draft,
+            "draft_directory": None if kind == "sglang_ngram" else draft,
             "num_speculative_tokens": 4,
             "update_url": retraining.pop("update_url", None),
-            "update_engine": retraining.pop("update_engine", "vllm"),
+            "update_engine": kind,
         }
     )
     rules = {"steps": 60, "threads": 1, "maximum_regression": 0.05, "aim_requests": 128, **retraining}

@@ -27,7 +27,7 @@ from safetensors.torch import load_file
 
 from tests.retraining.http_stub import StubHandler, serving
 
-Fault = Literal["refuse", "drop", "lose", "hang", "die"]
+Fault = Literal["refuse", "drop", "lose", "hang", "die", "gateway"]
 _ALLOWED = {("collections", "OrderedDict"), ("torch._utils", "_rebuild_tensor_v2")}  # of what is sent here
 
 
@@ -56,7 +56,8 @@ class SglangStub:
 
     faults: at a path, from the call after so many on, for as many calls. refuse: no success, without effect.
     drop: the connection is closed without effect. lose: the same after it took effect. hang: it takes effect,
-    and is answered after `release`. die: the server ends and starts again.
+    and is answered after `release`. die: the server ends and starts again. gateway: it takes effect, and
+    what is in between gives up.
     """
 
     first: Path
@@ -235,13 +236,15 @@ def running(stub: SglangStub) -> Iterator[SglangStub]:
                 stub.release.wait(60)
             if fault == "lose":
                 self.close_connection = True
+            elif fault == "gateway":
+                self.answer(504, {"error": "Gateway Timeout"})
             else:
                 self.answer(status, found)
 
         def _refuse(self, path: str) -> None:
             if path == "/flush_cache":  # a grammar is compiled, or a hierarchical cache copies
                 self.answer(400, "Flush cache failed.\n")
-            elif path in ("/begin_weight_update", "/update_weights_from_tensor", "/end_weight_update"):
+            elif path.endswith(("_weight_update", "_from_tensor", "_external_corpus", "_corpora")):
                 self.answer(400, {"success": False, "message": "not supported while they are cached"})
             else:
                 self.answer(500, {"message": "Internal Server Error"})

@@ -10,24 +10,33 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import httpx
 import pytest
+from driftguard_engine.options import BUNDLED
 from driftguard_training.model_directories import model_version
+from sqlalchemy import update
 
+from driftguard.app import Sidecar, create_app
 from driftguard.retraining.run import retrain
+from driftguard.settings import EngineSettings, Settings
 from driftguard.store import drafts, retrain_runs
 from driftguard.store.database import Database
+from driftguard.store.tables import Stream
+from tests.api.ingest_server import serving
+from tests.retraining.sglang_ngram_stub import NgramStub
+from tests.retraining.sglang_stub import running
 from tests.retraining.world import NEW, OLD, Models, capture, drift, make_settings, requests_of
 
 pytestmark = pytest.mark.slow
 
 
 @contextmanager
-def real_engine(models: Models, log: Path) -> Iterator[str]:
+def real_engine(models: Models, log: Path, *drafting: str) -> Iterator[str]:
     """The address of `driftguard engine` as a process."""
-    command = [sys.executable, "-m", "driftguard_engine", "--target", str(models.target)]
-    command += ["--draft", str(models.draft), "--server-name", "engine-1", "--port", "0", "--threads", "1"]
+    command = [sys.executable, "-m", "driftguard_engine", "--target", str(models.target), *drafting]
+    command += ["--server-name", "engine-1", "--port", "0", "--threads", "1"]
     with log.open("wb") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
     try:
@@ -62,7 +71,7 @@ def test_a_drift_ends_with_a_better_draft_in_service(
     incident_id = drift(database, parent, changed_at)
     capture(database, parent, OLD, requests_of(models.old_traffic), changed_at - timedelta(minutes=2))
     capture(database, parent, NEW, requests_of(models.new_traffic), changed_at + timedelta(seconds=1))
-    with real_engine(models, tmp_path / "engine.log") as address:
+    with real_engine(models, tmp_path / "engine.log", "--draft", str(models.draft)) as address:
         before = complete(address)
         settings = make_settings(tmp_path / "data", address)
         outcome = retrain(database, settings, trigger="incident", incident_id=incident_id)
@@ -80,3 +89,76 @@ def test_a_drift_ends_with_a_better_draft_in_service(
     assert Path(info["draft"]["directory"]) == tmp_path / "data" / "drafts" / serving.version
     # The target decides: another draft changes the speed, never the text.
     assert after["choices"][0]["text"] == before["choices"][0]["text"]
+
+
+def repeated_traffic(database: Database, models: Models, version: str) -> UUID:
+    """The incident of a change after which the same answers come again and again."""
+    changed_at = datetime.now(UTC) - timedelta(minutes=5)
+    incident_id = drift(database, version, changed_at)
+    capture(
+        database, version, NEW, requests_of(models.new_traffic)[:50] * 4, changed_at + timedelta(seconds=1)
+    )
+    return incident_id
+
+
+def test_a_drift_of_lookups_ends_with_a_corpus_in_service(
+    database: Database, models: Models, tmp_path: Path
+) -> None:
+    with real_engine(models, tmp_path / "engine.log", "--drafter", "suffix") as address:
+        parent = httpx.get(f"{address}/admin/info").json()["draft"]
+        assert (parent["version"], parent["method"]) == ("no-corpus", "suffix")
+        incident_id = repeated_traffic(database, models, parent["version"])
+        before = complete(address)
+        settings = make_settings(tmp_path / "data", address)
+        outcome = retrain(database, settings, trigger="incident", incident_id=incident_id)
+        assert outcome.state == "promoted", outcome.reason
+        assert "no group regressed" in outcome.reason
+        serving = httpx.get(f"{address}/admin/info").json()["draft"]
+        again = retrain(database, settings, force=True)
+        after = complete(address)
+    assert serving["method"] == "suffix"
+    assert Path(serving["directory"]) == tmp_path / "data" / "drafts" / serving["version"]
+    assert (again.state, again.reason) == (
+        "failed",
+        f"the training changed nothing: the candidate equals draft {serving['version']}",
+    )
+    assert after["choices"][0]["text"] == before["choices"][0]["text"]
+
+
+def test_a_drift_of_an_sglang_that_drafts_by_ngrams_ends_with_a_corpus_in_it(
+    database: Database, models: Models, tmp_path: Path
+) -> None:
+    sglang = NgramStub(tmp_path)
+    with running(sglang):
+        incident_id = repeated_traffic(database, models, "default")
+        settings = make_settings(tmp_path / "data", "http://127.0.0.1:9")
+        engine = EngineSettings(
+            server="engine-1",
+            target_directory=BUNDLED / "target",  # its tokenizer reads the ids of the small models too
+            num_speculative_tokens=4,
+            update_url=sglang.url,
+            update_engine="sglang_ngram",
+        )
+        settings = settings.model_copy(update={"engines": [engine]})
+        with database.session() as session:
+            session.execute(update(Stream).values(method="ngram"))
+        outcome = retrain(database, settings, trigger="incident", incident_id=incident_id)
+        assert outcome.state == "rolling_out", outcome.reason
+    with database.session() as session:
+        run = retrain_runs.find(session, outcome.run_id) if outcome.run_id else None
+    assert run is not None
+    assert run.numbers is not None
+    assert run.numbers.gate is not None
+    assert run.numbers.gate.gain.expected_range() is None
+    assert "of the tokens of held-out answers on the changed traffic, the corpus" in run.numbers.gate.reason
+    assert list(sglang.corpora) == [f"driftguard-{run.candidate_version}"]
+    requests = run.numbers.requests
+    assert requests is not None
+    assert len(next(iter(sglang.corpora.values()))) == requests.train
+    assert sglang.version == f"driftguard:{run.candidate_version}"
+    beside = Sidecar(Settings(data_dir=tmp_path / "sidecar"), database, "http://sidecar")
+    with serving(create_app(beside)) as client:
+        page = client.get(f"/retraining/{run.id}")
+    assert page.status_code == 200, page.text
+    assert "the corpus and the answer itself tell" in page.text
+    assert "Predicted time per token" not in page.text

@@ -202,6 +202,7 @@ def trained(
             server="engine-1",
             target="target",
             version=candidate,
+            method="draft_model",
             directory=directory,
             parent_version=parent,
             run_id=run.id,

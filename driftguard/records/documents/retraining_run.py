@@ -22,12 +22,13 @@ class RequestCounts:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Measured seconds. K is the number of draft tokens per step."""
+    """Measured seconds; None where a step takes as long with either draft.
+    K is the number of draft tokens per step."""
 
     num_speculative_tokens: int
-    seconds_per_target_step: float
-    parent_seconds_per_draft_token: float
-    candidate_seconds_per_draft_token: float
+    seconds_per_target_step: float | None
+    parent_seconds_per_draft_token: float | None
+    candidate_seconds_per_draft_token: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ class Decision:
     gain: Comparison
     groups: tuple[Comparison, ...]
     untested: tuple[str, ...]  # groups with too few held-out requests for the no-regression test
-    seconds_per_token: Mapping[str, float]
+    seconds_per_token: Mapping[str, float]  # empty where no times were measured
     rules: GateRules
 
 
@@ -164,7 +165,7 @@ class RunNumbers:
     requests: RequestCounts | None = None
     temperature: float | None = None  # of the sampling at which both drafts were scored
     costs: Costs | None = None
-    measured_seconds_per_draft_token: tuple[float, ...] | None = None  # [draft in service, candidate]
+    measured_seconds_per_draft_token: tuple[float | None, ...] | None = None  # [draft in service, candidate]
     gate: Decision | None = None
     watch: Watch | None = None
     rollout: Rollout | None = None

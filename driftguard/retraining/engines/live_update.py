@@ -175,6 +175,19 @@ class LiveUpdate(ABC):
             )
         return found if isinstance(found, dict) else {}
 
+    def _asked(
+        self, method: str, path: str, body: Any = None, timeout_seconds: float | None = None
+    ) -> dict[str, Any]:
+        """Raises NotOffered where it has no such route, or refuses the request."""
+        try:
+            return self._call(method, path, body, timeout_seconds)
+        except Answered as error:
+            if error.code < httpx.codes.INTERNAL_SERVER_ERROR:
+                denied = error.code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
+                hint = " (is engines.api_key its key?)" if denied else ""
+                raise NotOffered(f"{error.detail}{hint}") from None
+            raise
+
     def _reason(self, body: Any) -> str:
         """Why a request was refused, in the body of the answer."""
         if not isinstance(body, dict):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import structlog
 from sqlalchemy.orm import Session
@@ -12,6 +11,7 @@ from driftguard.retraining.engines import command, webhook
 from driftguard.retraining.engines.engine_admin import EngineDraft, EngineInfo, EngineRefused
 from driftguard.retraining.engines.live_update import LiveUpdate
 from driftguard.retraining.engines.order import Order, Reply
+from driftguard.retraining.engines.sglang_corpora import SglangCorpora
 from driftguard.retraining.engines.sglang_update import SglangUpdate
 from driftguard.retraining.engines.vllm_update import VllmUpdate
 from driftguard.settings import EngineSettings, RetrainingSettings
@@ -100,11 +100,12 @@ class RestartedEngine:
         draft.
         """
         known = drafts.find(session, stream.server, stream.target, stream.draft_version)
-        directory = known.directory if known is not None else str(self._resolved())
+        directory = known.directory if known is not None else self._resolved()
         return EngineDraft(stream.draft, stream.draft_version, stream.method, directory)
 
-    def _resolved(self) -> Path:
-        return (self._engine.draft_directory or Path()).expanduser().resolve()
+    def _resolved(self) -> str | None:
+        configured = self._engine.draft_directory
+        return None if configured is None else str(configured.expanduser().resolve())
 
 
 def _live_update(engine: EngineSettings, rules: RetrainingSettings) -> LiveUpdate | None:
@@ -113,4 +114,6 @@ def _live_update(engine: EngineSettings, rules: RetrainingSettings) -> LiveUpdat
     key = engine.api_key.get_secret_value() if engine.api_key else None
     if engine.update_engine == "sglang":
         return SglangUpdate(engine.update_url, key)
+    if engine.update_engine == "sglang_ngram":
+        return SglangCorpora(engine.update_url, key)
     return VllmUpdate(engine.update_url, key, rules.promote_timeout_seconds)

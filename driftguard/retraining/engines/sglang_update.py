@@ -234,16 +234,3 @@ class SglangUpdate(LiveUpdate):
         if len(found) != self._ranks or not all(found) or set(roles) != {"draft"}:
             raise NotOffered(f"{self.shown} gives no checksums of a draft for {self._ranks} ranks")
         return found
-
-    def _asked(
-        self, method: str, path: str, body: Any = None, timeout_seconds: float | None = None
-    ) -> dict[str, Any]:
-        """Raises NotOffered where it has no such route, or refuses the request."""
-        try:
-            return self._call(method, path, body, timeout_seconds)
-        except Answered as error:
-            if error.code < httpx.codes.INTERNAL_SERVER_ERROR:
-                denied = error.code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
-                hint = " (is engines.api_key its key?)" if denied else ""
-                raise NotOffered(f"{error.detail}{hint}") from None
-            raise

@@ -48,7 +48,7 @@ def finish_promotion(
     is over may be as much as this. A server that is only scraped has no requests to watch: then the promotion
     stands.
     """
-    levels, numbers = _old_levels(session, run, at, minimum_drop), retrain_runs.numbers_of(run)
+    levels, numbers = _old_levels(session, run, draft, at, minimum_drop), retrain_runs.numbers_of(run)
     follow_engine(session, run.server, run.target, draft, at)
     reason = gate.reason if (gate := numbers.gate) else "passed the gate"
     if (rollout := numbers.rollout) is not None and rollout.live == "done":
@@ -109,7 +109,9 @@ def put_in_service(
     )
 
 
-def _old_levels(session: Session, run: RetrainRun, at: datetime, minimum_drop: float) -> list[OldLevel]:
+def _old_levels(
+    session: Session, run: RetrainRun, draft: EngineDraft, at: datetime, minimum_drop: float
+) -> list[OldLevel]:
     """The parent's acceptance: in the incident's segments since the change point, elsewhere recently."""
     changed: dict[str, ChangedSegment] = {}
     since = at - _LOOK_BACK
@@ -126,15 +128,19 @@ def _old_levels(session: Session, run: RetrainRun, at: datetime, minimum_drop: f
         since=since,
         oldest=at - _LOOK_BACK,
     )
-    return [_old_level(row, changed.get(row.segment), minimum_drop) for row in rows]
+    told: dict[str, float | None] = {name: _mean_before(change) for name, change in changed.items()}
+    if draft.method == "suffix":  # its levels are of all tokens that K allows, those of the incident are not
+        told = dict.fromkeys(told)
+    return [
+        _old_level(row, told.get(row.segment), minimum_drop, changed=row.segment in changed) for row in rows
+    ]
 
 
-def _old_level(row: AcceptanceLevel, change: ChangedSegment | None, minimum_drop: float) -> OldLevel:
+def _old_level(row: AcceptanceLevel, before: float | None, minimum_drop: float, *, changed: bool) -> OldLevel:
     # n equal requests cannot exclude a spread of 1/n, as in the detector's reference period
     error = math.sqrt(max(row.variance, 1 / row.requests) / row.requests)
-    before = _mean_before(change) if change is not None else None
     over_from = None if before is None else watch.over_from(before, row.mean, minimum_drop)
-    return OldLevel(row.segment, change is not None, row.requests, row.mean, row.variance, error, over_from)
+    return OldLevel(row.segment, changed, row.requests, row.mean, row.variance, error, over_from)
 
 
 def _mean_before(change: ChangedSegment) -> float | None:

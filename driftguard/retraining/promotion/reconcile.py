@@ -79,9 +79,7 @@ def settle_locked(database: Database, settings: Settings, engine: Engine, info: 
             _settle_run(session, settings, run, info.draft, now)
         follow_engine(session, info.server, info.target, info.draft, now)
     workspace.remove_leftovers(database, settings.data_directory)
-    workspace.remove_old_drafts(
-        database, settings.data_directory, info.server, info.target, settings.retraining.keep_candidates
-    )
+    workspace.remove_old_drafts(database, settings, info.server, info.target)
     return info
 
 

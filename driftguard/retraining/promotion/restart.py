@@ -284,8 +284,11 @@ def _update_live(
 
 
 def _digest(session: Session, order: Order) -> str | None:
-    """Of the checksums of the draft's files, where a run of ours made it."""
+    """Of the checksums of the draft's files, where a run of ours made it. Raises EngineRefused: they are
+    gone."""
     made = drafts.find(session, order.server, order.target, order.draft_version)
+    if made is not None and made.retrain_run_id is not None and order.draft_path is None:
+        raise EngineRefused(f"the files of draft {order.draft_version} are gone")
     run = retrain_runs.find(session, made.retrain_run_id) if made and made.retrain_run_id else None
     return retrain_runs.numbers_of(run).checksums_sha256 if run else None
 

@@ -50,7 +50,8 @@ def roll_back(
         parent = _parent(database, info)
         told = f"rolled back to draft {parent.version} by hand: {reason}"
         if not isinstance(engine, EngineAdmin):
-            _directory(parent)
+            if parent.method == "draft_model" or parent.retrain_run_id is not None:
+                _directory(parent)  # else there is nothing but the server's own lookup to return to
             return restart.roll_back_by_hand(database, engine, info, parent, told)
         if all(draft.version != parent.version for draft in info.drafts):
             engine.load(_directory(parent), parent.version)

@@ -43,7 +43,9 @@ def watch_promoted(
     if run is None:
         return
     before = retrain_runs.watch_of(run)
-    requests = [(row.segment, row.drafted, row.accepted) for row in records if row.kind == "request"]
+    requests = [
+        (row.segment, _asked_for(stream, row), row.accepted) for row in records if row.kind == "request"
+    ]
     now = watch.fold(before, requests)
     if now == before:
         return
@@ -51,9 +53,9 @@ def watch_promoted(
     retrain_runs.advance(session, run.id, "watching", numbers=numbers)
     at = datetime.now(UTC)
     if now.over and not before.over:
-        _resolve(session, run, f"{_recovery(session, run, now)}; {_UNTIL}", at)
+        _resolve(session, run, f"{_recovery(session, stream, run, now)}; {_UNTIL}", at)
     elif now.recovered and not now.over:
-        found = Mitigation(stream.draft_version, _recovery(session, run, now))
+        found = Mitigation(stream.draft_version, _recovery(session, stream, run, now))
         if not before.recovered:
             incident_notes.recover_in_part(
                 session, run.incident_id, found, f"{found.recovered}; {_UNTIL}", at
@@ -63,7 +65,15 @@ def watch_promoted(
     if now.verdict == "worse":
         log.warning("promoted draft is worse", run=str(run.id), evidence=watch.evidence_of_worse(now))
     elif now.verdict == "stands":
-        _stands(session, run, now, at)
+        _stands(session, stream, run, now, at)
+
+
+def _asked_for(stream: Stream, row: StoredRecord) -> int:
+    """Draft tokens. How many a suffix lookup drafts depends on what it finds, so that all that K allows
+    count: as in `acceptance_levels.levels`."""
+    if stream.method == "suffix" and row.num_speculative_tokens is not None:
+        return row.steps * row.num_speculative_tokens
+    return row.drafted
 
 
 def _watched(session: Session) -> set[tuple[str, str, str]]:
@@ -74,10 +84,14 @@ def _watched(session: Session) -> set[tuple[str, str, str]]:
     return found
 
 
-def _recovery(session: Session, run: RetrainRun, state: Watch) -> str:
+def _recovery(session: Session, stream: Stream, run: RetrainRun, state: Watch) -> str:
     """For example: draft v2 promoted: acceptance of german recovered to 0.71 from 0.41, was 0.77: 8% below,
     over 180 requests."""
-    incident = incidents.find(session, run.incident_id)[0] if run.incident_id is not None else None
+    incident = None
+    if (
+        run.incident_id is not None and stream.method != "suffix"
+    ):  # whose levels are not those of the incident
+        incident = incidents.find(session, run.incident_id)[0]
     return f"draft {run.candidate_version} promoted: {recovery.told(state, incident)}"
 
 
@@ -87,11 +101,11 @@ def _resolve(session: Session, run: RetrainRun, reason: str, at: datetime) -> No
     incident_notes.resolve(session, run.incident_id, reason, at, promoted_at)
 
 
-def _stands(session: Session, run: RetrainRun, state: Watch, at: datetime) -> None:
+def _stands(session: Session, stream: Stream, run: RetrainRun, state: Watch, at: datetime) -> None:
     told = watch.describe(state, retrain_runs.numbers_of(run).gate)
     retrain_runs.end(session, run.id, "promoted", f"{run.reason}; live: {told}", at)
     if state.recovered:
-        _resolve(session, run, f"{_recovery(session, run, state)}; this is its level from now on", at)
+        _resolve(session, run, f"{_recovery(session, stream, run, state)}; this is its level from now on", at)
     else:
         reason = (
             f"draft {run.candidate_version} stays in service, but {state.requests} requests do not show that "

@@ -34,14 +34,14 @@ class _Segment(msgspec.Struct, frozen=True):
 
 
 class _Draft(msgspec.Struct, frozen=True):
-    directory: str
-    seconds_per_draft_token: float
+    directory: str | None  # None: no corpus
+    seconds_per_draft_token: float | None
     segments: list[_Segment]
 
 
 class _Measurements(msgspec.Struct, frozen=True):
     num_speculative_tokens: int
-    seconds_per_target_step: float
+    seconds_per_target_step: float | None
     drafts: list[_Draft]
 
 
@@ -54,12 +54,15 @@ def read_measurements(measured: Mapping[str, Any]) -> tuple[list[GroupScores], C
     except (msgspec.ValidationError, ValueError) as error:
         raise TrainingFailed(f"the evaluation's measurements cannot be read: {error}") from error
     seconds = [parent.seconds_per_draft_token, candidate.seconds_per_draft_token]
-    if _architecture(parent) == _architecture(candidate):
-        seconds = [sum(seconds) / 2] * 2
+    told = [each for each in seconds if each is not None]
+    if len(told) == len(seconds) and _architecture(parent) == _architecture(candidate):
+        seconds = [sum(told) / 2] * 2
     return groups, Costs(found.num_speculative_tokens, found.seconds_per_target_step, *seconds)
 
 
 def _architecture(draft: _Draft) -> dict[str, Any]:
+    if draft.directory is None:
+        return {}
     config = msgspec.json.decode((Path(draft.directory) / "config.json").read_bytes(), type=dict[str, Any])
     return {name: value for name, value in config.items() if name not in _NOT_ARCHITECTURE}
 

@@ -16,7 +16,7 @@ Promote when all of these hold:
    that is too little they are named as untested: a handful of requests can neither show nor exclude a loss;
 3. time: the predicted seconds per token, (K * draft token + target step) / emitted per step, are not
    above those of the draft in service on the changed groups, and on all of them not by more than
-   TIMING_NOISE.
+   TIMING_NOISE. Not tested where no times were measured.
 
 Acceptance as records count it, accepted per draft token at the K in use, is told beside these tests: what a
 server would accept for the held-out answers / what it would draft (driftguard_training.serving), with the 95%
@@ -84,8 +84,11 @@ class GroupScores:
         return len(self.parent.kept)
 
 
-def decide(groups: Sequence[GroupScores], costs: Costs, rules: GateRules) -> Decision:
-    """The gate. Raises ValueError when no group is changed traffic: there would be nothing to gain."""
+def decide(
+    groups: Sequence[GroupScores], costs: Costs, rules: GateRules, *, of_asked: bool = False
+) -> Decision:
+    """The gate. `of_asked`: `drafted` of the scores is what was asked for, K of each step, of which lookups
+    draft a part. Raises ValueError when no group is changed traffic: there would be nothing to gain."""
     changed = [group for group in groups if group.changed]
     if not changed:
         raise ValueError("no held-out requests of the changed traffic")
@@ -93,9 +96,9 @@ def decide(groups: Sequence[GroupScores], costs: Costs, rules: GateRules) -> Dec
     gain = _compare("changed traffic", True, changed, rules.alpha)
     compared, untested = _compare_groups(groups, rules)
     seconds = _seconds_per_token(groups, changed, costs)
-    told = _told(gain, k)
+    told = _told(gain, k, of_asked=of_asked) if seconds else _told_of_lookups(gain)
     objections = [
-        *_objections_to_gain(gain, rules, told),
+        *_objections_to_gain(gain, rules, told, drafts=bool(seconds)),
         *(text for group in compared for text in _objections_to_loss(group, rules)),
         *_objections_to_time(seconds),
     ]
@@ -158,10 +161,12 @@ def _compare_groups(
 def _seconds_per_token(
     groups: Sequence[GroupScores], changed: Sequence[GroupScores], costs: Costs
 ) -> dict[str, float]:
-    """Predicted seconds per emitted token with one request in flight, of both drafts."""
-    k = costs.num_speculative_tokens
-    parent_step = k * costs.parent_seconds_per_draft_token + costs.seconds_per_target_step
-    candidate_step = k * costs.candidate_seconds_per_draft_token + costs.seconds_per_target_step
+    """Predicted seconds per emitted token with one request in flight, of both drafts. Empty without times."""
+    k, target_step = costs.num_speculative_tokens, costs.seconds_per_target_step
+    parent, candidate = costs.parent_seconds_per_draft_token, costs.candidate_seconds_per_draft_token
+    if target_step is None or parent is None or candidate is None:
+        return {}
+    parent_step, candidate_step = k * parent + target_step, k * candidate + target_step
     found = {}
     for where, some in (("changed", changed), ("all", groups)):
         positions = sum(group.positions for group in some)
@@ -172,8 +177,9 @@ def _seconds_per_token(
     return found
 
 
-def _objections_to_gain(gain: Comparison, rules: GateRules, told: str) -> Iterator[str]:
-    if gain.accepted_candidate is None:
+def _objections_to_gain(gain: Comparison, rules: GateRules, told: str, *, drafts: bool) -> Iterator[str]:
+    """drafts: what a server would draft is known, and not only what single draft tokens would be kept."""
+    if drafts and gain.accepted_candidate is None:
         yield told
     elif gain.difference < rules.minimum_gain:
         yield (
@@ -198,7 +204,7 @@ def _objections_to_loss(group: Comparison, rules: GateRules) -> Iterator[str]:
 
 
 def _objections_to_time(seconds: Mapping[str, float]) -> Iterator[str]:
-    for where, tolerance in (("changed", 0.0), ("all", TIMING_NOISE)):
+    for where, tolerance in (("changed", 0.0), ("all", TIMING_NOISE)) if seconds else ():
         parent, candidate = seconds[f"{where}_parent"], seconds[f"{where}_candidate"]
         if candidate > parent * (1 + tolerance):
             yield (
@@ -207,20 +213,30 @@ def _objections_to_time(seconds: Mapping[str, float]) -> Iterator[str]:
             )
 
 
-def _told(gain: Comparison, k: int) -> str:
+def _told(gain: Comparison, k: int, *, of_asked: bool) -> str:
     now, candidate, expected = gain.accepted_parent, gain.accepted_candidate, gain.expected_range()
     if now is None or candidate is None or expected is None:
         return "no held-out answer of the changed traffic is long enough to be drafted for"
+    what = f"accepted of {k} draft tokens a step" if of_asked else f"accepted per draft token at K = {k}"
     return (
-        f"accepted per draft token at K = {k} expected to go from {from_to(now, candidate)} "
+        f"{what} expected to go from {from_to(now, candidate)} "
         f"({from_to(*expected)} at 95%) on the changed traffic, by {gain.drafted_requests} held-out requests "
         f"(single draft tokens kept: {gain.parent:.3f}, then {gain.candidate:.3f})"
     )
 
 
-def _praise(told: str, seconds: Mapping[str, float], untested: Sequence[str]) -> str:
-    faster = seconds["changed_parent"] / seconds["changed_candidate"]
-    tested = f"every tested group within the bound, too few requests to test {', '.join(untested)}"
-    return f"{told}; {faster:.2f}x the tokens per second there; " + (
-        tested if untested else "no group regressed"
+def _told_of_lookups(gain: Comparison) -> str:
+    return (
+        f"of the tokens of held-out answers on the changed traffic, the corpus and the answer itself tell "
+        f"{from_to(gain.parent, gain.candidate)}, by {gain.requests} requests; what the server remembers of "
+        "recent answers is not in this"
     )
+
+
+def _praise(told: str, seconds: Mapping[str, float], untested: Sequence[str]) -> str:
+    if seconds:
+        told += (
+            f"; {seconds['changed_parent'] / seconds['changed_candidate']:.2f}x the tokens per second there"
+        )
+    tested = f"every tested group within the bound, too few requests to test {', '.join(untested)}"
+    return f"{told}; " + (tested if untested else "no group regressed")

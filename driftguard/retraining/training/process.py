@@ -63,6 +63,31 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True)
+class CorpusOrder:
+    """A corpus of at most `most_tokens` of the answers of `train`, then of `replay`. `as_texts`: for a server
+    that takes texts."""
+
+    target: Path
+    train: Path
+    replay: Path | None
+    output: Path
+    most_tokens: int
+    as_texts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CorporaEvaluation:
+    """Scoring of `corpora` on the same traffic; None is no corpus. `single_tokens`: see --help."""
+
+    target: Path
+    corpora: Sequence[Path | None]
+    traffic: Path
+    num_speculative_tokens: int
+    single_tokens: bool
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
 class Scoring:
     """Scoring of served requests, each with its own K and temperature."""
 
@@ -98,6 +123,26 @@ def distil(
     if order.replay is not None:
         arguments += ["--replay", str(order.replay)]
     arguments += ["--steps", str(order.steps), "--seed", str(order.seed), "--threads", str(order.threads)]
+    return _made(arguments, order.output, log, should_stop, on_progress)
+
+
+def make_corpus(order: CorpusOrder, log: Path, should_stop: Callable[[], bool]) -> str:
+    """Makes a candidate in `order.output`; returns its version. Raises as `distil`."""
+    arguments = ["corpus", "--target", str(order.target), "--train", str(order.train)]
+    if order.replay is not None:
+        arguments += ["--replay", str(order.replay)]
+    arguments += ["--output", str(order.output), "--most-tokens", str(order.most_tokens)]
+    arguments += ["--as-texts"] * order.as_texts
+    return _made(arguments, order.output, log, should_stop)
+
+
+def _made(
+    arguments: Sequence[str],
+    output: Path,
+    log: Path,
+    should_stop: Callable[[], bool],
+    on_progress: Callable[[dict[str, Any]], None] = lambda _: None,
+) -> str:
     version = None
     with closing(_run(arguments, log, should_stop)) as events:  # ends the process if on_progress fails
         for event in events:
@@ -105,7 +150,7 @@ def distil(
                 version = str(event["version"])
             elif event.get("event") == "progress":
                 on_progress(event)
-    if version is None or not order.output.is_dir():
+    if version is None or not output.is_dir():
         raise TrainingFailed(f"the training ended without a candidate; its log was: {_tail(log)}")
     return version
 
@@ -118,6 +163,20 @@ def evaluate(order: Evaluation, log: Path, should_stop: Callable[[], bool]) -> d
     arguments += ["--num-speculative-tokens", str(order.num_speculative_tokens)]
     arguments += ["--temperature", str(order.temperature), "--threads", str(order.threads)]
     arguments += ["--acceptance-rule", order.acceptance_rule]
+    return _measured(arguments, log, should_stop)
+
+
+def evaluate_corpora(order: CorporaEvaluation, log: Path, should_stop: Callable[[], bool]) -> dict[str, Any]:
+    """As `evaluate`."""
+    arguments = ["evaluate-corpora", "--target", str(order.target), "--traffic", str(order.traffic)]
+    for corpus in order.corpora:
+        arguments += ["--corpus", "none" if corpus is None else str(corpus)]
+    arguments += ["--num-speculative-tokens", str(order.num_speculative_tokens)]
+    arguments += ["--single-tokens"] * order.single_tokens + ["--threads", str(order.threads)]
+    return _measured(arguments, log, should_stop)
+
+
+def _measured(arguments: Sequence[str], log: Path, should_stop: Callable[[], bool]) -> dict[str, Any]:
     events = list(_run(arguments, log, should_stop))
     if len(events) != 1 or "drafts" not in events[0]:
         raise TrainingFailed(f"the evaluation printed no measurements; its log was: {_tail(log)}")

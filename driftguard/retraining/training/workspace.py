@@ -11,13 +11,14 @@ from __future__ import annotations
 import shutil
 import time
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID
 
 import structlog
 
 from driftguard.retraining.training import checksums
+from driftguard.settings import Settings
 from driftguard.store import drafts, retrain_runs
 from driftguard.store.database import Database
 
@@ -113,15 +114,22 @@ def remove_leftovers(database: Database, data_directory: Path) -> None:
         remove(Workspace(found[run_id]))
 
 
-def remove_old_drafts(database: Database, data_directory: Path, server: str, target: str, keep: int) -> None:
-    """Removes all but the newest `keep` trained drafts; never the one in service, nor its parent."""
+def remove_old_drafts(database: Database, settings: Settings, server: str, target: str) -> None:
+    """Removes all but the newest drafts made here, and corpora that are older than captured requests may be,
+    because they are made of these; never the one in service, nor its parent."""
+    keep = settings.retraining.keep_candidates
+    oldest = datetime.now(UTC) - timedelta(days=settings.retention.captures_days)
     with database.session() as session:
-        for draft in drafts.removable(session, server, target, keep):
+        for draft in drafts.removable(session, server, target, keep, oldest):
             directory = Path(draft.directory or "")
-            if directory.parent == data_directory / "drafts":
-                if drafts.uses_of_directory(session, str(directory)) == 1:
-                    shutil.rmtree(directory, ignore_errors=True)
-                drafts.forget_directory(session, draft.id)
+            if directory.parent != settings.data_directory / "drafts":
+                continue
+            if drafts.uses_of_directory(session, str(directory)) == 1:
+                shutil.rmtree(directory, ignore_errors=True)
+                if directory.exists():
+                    log.error("files of a draft cannot be removed", directory=str(directory))
+                    continue
+            drafts.forget_directory(session, draft.id)
 
 
 def _runs(data_directory: Path) -> Path:

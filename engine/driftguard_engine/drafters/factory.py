@@ -6,11 +6,13 @@ import logging
 from pathlib import Path
 
 from driftguard_engine.config import EngineConfig
-from driftguard_engine.core import DraftInfo, InvalidModel
+from driftguard_engine.core import DraftInfo, DraftMethod, InvalidModel
+from driftguard_engine.drafters.corpus import Corpus, is_corpus, read_documents
 from driftguard_engine.drafters.draft_model import DraftModelDrafter
 from driftguard_engine.drafters.loaded import NO_DRAFT, LoadedDraft
 from driftguard_engine.drafters.ngram import NgramDrafter
 from driftguard_engine.drafters.state_file import saved_draft
+from driftguard_engine.drafters.suffix import SuffixDrafter
 from driftguard_engine.models import device_memory
 from driftguard_engine.models import directory as directories
 from driftguard_engine.models.loading import LoadedModel, Placement, check_same_tokenizer, load
@@ -25,11 +27,17 @@ def describe_draft(name: str, version: str | None) -> DraftInfo:
 
 
 def _described(name: str, version: str | None, directory: Path) -> DraftInfo:
-    return DraftInfo(name, version or directories.version_of(directory), "draft_model", str(directory))
+    method: DraftMethod = "suffix" if is_corpus(directory) else "draft_model"
+    return DraftInfo(name, version or directories.version_of(directory), method, str(directory))
 
 
 def open_draft(name: str, version: str | None, target: LoadedModel, placement: Placement) -> LoadedDraft:
     """Loads a draft for the target from a directory or hub name. Raises InvalidModel."""
+    if is_corpus(Path(name).expanduser()):
+        directory = directories.locate(name, field="draft")
+        documents = read_documents(directory, target.tokenizer.get_vocab(), field="draft")
+        described = _described(directory.name, version, directory)
+        return LoadedDraft(described, SuffixDrafter(Corpus(documents)))
     loaded = load(name, placement, field="draft")
     check_same_tokenizer(target.tokenizer, loaded.tokenizer, loaded.directory, field="draft")
     drafter = DraftModelDrafter(loaded.model)
@@ -39,11 +47,15 @@ def open_draft(name: str, version: str | None, target: LoadedModel, placement: P
 def first_draft(config: EngineConfig, target: LoadedModel, placement: Placement) -> LoadedDraft:
     """The draft that was in service before the restart, else the configured one. Raises InvalidModel."""
     remembered = saved_draft(config.state_dir, configured_draft(config)) if config.state_dir else None
+    plain = draft_without_files(config)
+    if remembered is not None and plain is not None and remembered.version == plain.info.version:
+        return plain
     if remembered is not None and remembered.directory is not None:
         try:
             held = [("target", str(target.directory))]
             free = device_memory.free_bytes(placement.device)
-            device_memory.check_fits(config, placement, free, [("draft", remembered.directory)], held)
+            if not is_corpus(Path(remembered.directory)):
+                device_memory.check_fits(config, placement, free, [("draft", remembered.directory)], held)
             return open_draft(remembered.directory, remembered.version, target, placement)
         except InvalidModel as error:
             logger.error(
@@ -60,10 +72,23 @@ def configured_draft(config: EngineConfig) -> str:
 
 
 def _configured(config: EngineConfig, target: LoadedModel, placement: Placement) -> LoadedDraft:
-    if config.drafter == "draft_model" and config.draft is not None:
-        return open_draft(config.draft, None, target, placement)
+    if config.drafter in ("draft_model", "suffix") and config.draft is not None:
+        found = open_draft(config.draft, None, target, placement)
+        if found.info.method != config.drafter:
+            what = (
+                "a corpus, which --drafter suffix" if found.info.method == "suffix" else "no corpus, which it"
+            )
+            raise InvalidModel(f"draft: {config.draft} is {what} needs", field="draft")
+        return found
+    return draft_without_files(config) or LoadedDraft(NO_DRAFT, None)
+
+
+def draft_without_files(config: EngineConfig) -> LoadedDraft | None:
+    """What needs no loading: it stays beside what is put into service, for a rollback to return to."""
+    if config.drafter == "suffix":
+        return LoadedDraft(DraftInfo("suffix", "no-corpus", "suffix"), SuffixDrafter(None))
     if config.drafter == "ngram":
         least, most = config.ngram_min_tokens, config.ngram_max_tokens
         drafter = NgramDrafter(least, most)
         return LoadedDraft(DraftInfo("ngram", f"ngram-{least}-{most}", "ngram"), drafter)
-    return LoadedDraft(NO_DRAFT, None)
+    return None

@@ -78,7 +78,7 @@ def load(name: str, placement: Placement, *, field: str) -> LoadedModel:
         directory,
         model,
         tokenizer,
-        _eos_token_ids(module, tokenizer),
+        eos_token_ids(getattr(module, "generation_config", None), module.config, tokenizer),
     )
 
 
@@ -124,10 +124,11 @@ def _short(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200] if str(error).strip() else ''}"
 
 
-def _eos_token_ids(module: Any, tokenizer: Any) -> frozenset[int]:
-    generation = getattr(module, "generation_config", None)
+def eos_token_ids(*sources: Any) -> frozenset[int]:
+    """The tokens that end an answer, by all of a generation config, a model's config and a tokenizer; None is
+    none."""
     found: set[int] = set()
-    for source in (generation, module.config, tokenizer):
+    for source in sources:
         ids = getattr(source, "eos_token_id", None)
         found.update(ids if isinstance(ids, list) else [] if ids is None else [ids])
     return frozenset(found)

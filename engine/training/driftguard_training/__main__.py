@@ -1,4 +1,4 @@
-"""python -m driftguard_training distill | evaluate | score | make-models (see --help of each)."""
+"""python -m driftguard_training COMMAND (see --help of each)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ from typing import get_args
 from driftguard_training.errors import TrainingRefused
 from driftguard_training.settings import (
     MINIMUM_REQUESTS,
+    CorpusSettings,
     DistillSettings,
+    EvaluateCorporaSettings,
     EvaluateSettings,
     Loss,
     ScoreSettings,
 )
+
+NO_CORPUS = "none"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,9 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if parsed.threads is not None:
         torch.set_num_threads(parsed.threads)
     try:
-        {"distill": _distill, "evaluate": _evaluate, "score": _score, "make-models": _make_models}[
-            parsed.command
-        ](parsed)
+        _COMMANDS[parsed.command](parsed)
     except TrainingRefused as refusal:
         print(f"error: {refusal}", file=sys.stderr)
         return 2
@@ -85,10 +87,39 @@ def _score(parsed: argparse.Namespace) -> None:
         _print_json(event)
 
 
+def _corpus(parsed: argparse.Namespace) -> None:
+    from driftguard_training.lookup import make_corpus
+
+    settings = CorpusSettings(
+        parsed.target, parsed.train, parsed.output, parsed.replay, parsed.most_tokens, parsed.as_texts
+    )
+    _print_json(make_corpus(settings))
+
+
+def _evaluate_corpora(parsed: argparse.Namespace) -> None:
+    from driftguard_training.lookup import evaluate_corpora
+
+    corpora = tuple(None if name == NO_CORPUS else Path(name) for name in parsed.corpus)
+    settings = EvaluateCorporaSettings(
+        parsed.target, corpora, parsed.traffic, parsed.num_speculative_tokens, parsed.single_tokens
+    )
+    _print_json(evaluate_corpora(settings))
+
+
 def _make_models(parsed: argparse.Namespace) -> None:
     from driftguard_training.make_models import make_models
 
     make_models(parsed.output, parsed.seed)
+
+
+_COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
+    "distill": _distill,
+    "evaluate": _evaluate,
+    "score": _score,
+    "corpus": _corpus,
+    "evaluate-corpora": _evaluate_corpora,
+    "make-models": _make_models,
+}
 
 
 def _print_json(event: dict[str, object]) -> None:
@@ -101,6 +132,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_distill(commands.add_parser("distill", help="retrain a draft on captured traffic"))
     _add_evaluate(commands.add_parser("evaluate", help="score drafts on logged target output"))
     _add_score(commands.add_parser("score", help="what a faithful engine would have accepted of requests"))
+    _add_corpus(commands.add_parser("corpus", help="make a corpus of captured answers"))
+    _add_evaluate_corpora(commands.add_parser("evaluate-corpora", help="score corpora on logged answers"))
     make = commands.add_parser("make-models", help="make the bundled tokenizer, target and draft")
     make.add_argument("--output", type=Path, required=True, help="directory for target/ and draft/")
     make.add_argument("--seed", type=_whole(0), default=0)
@@ -150,6 +183,33 @@ def _add_score(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", type=Path, required=True, help="directory of the target")
     parser.add_argument("--draft", type=Path, required=True, help="directory of the draft")
     parser.add_argument("--traffic", type=Path, required=True, help="served requests")
+
+
+def _add_corpus(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Prints one JSON object. Traffic: JSON Lines of " + _TRAFFIC
+    parser.add_argument("--target", type=Path, required=True, help="directory with the target's tokenizer")
+    parser.add_argument("--train", type=Path, required=True, help="captured traffic, the most useful first")
+    parser.add_argument("--replay", type=Path, help="older traffic, for the room that is left")
+    parser.add_argument("--output", type=Path, required=True, help="new directory for the corpus")
+    parser.add_argument("--most-tokens", type=_whole(1), default=1_000_000)
+    parser.add_argument(
+        "--as-texts", action="store_true", help="also as texts, for a server that takes these"
+    )
+
+
+def _add_evaluate_corpora(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Prints one JSON object. Traffic: JSON Lines of " + _TRAFFIC
+    parser.add_argument("--target", type=Path, required=True, help="directory of the target")
+    parser.add_argument(
+        "--corpus", required=True, action="append", help=f"directory, or '{NO_CORPUS}'; may be repeated"
+    )
+    parser.add_argument("--traffic", type=Path, required=True, help="logged target output")
+    parser.add_argument("--num-speculative-tokens", type=_whole(1), default=4, help="draft K")
+    parser.add_argument(
+        "--single-tokens",
+        action="store_true",
+        help="score no steps, and do not load and time the target: for a server that drafts in another way",
+    )
 
 
 _TRAFFIC = '{"segment": str, "prompt_token_ids": [int], "output_token_ids": [int]}'

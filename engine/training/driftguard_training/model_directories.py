@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -101,10 +101,26 @@ def save_model(
     dtype: torch.dtype,
     provenance: Mapping[str, object],
 ) -> str:
-    """Write the directory atomically; returns its version (weights' hash, 12 hex digits).
+    """Write the directory atomically; returns its version (weights' hash, 12 hex digits)."""
+
+    def write(directory: Path) -> None:
+        cast("Any", model).to(dtype).save_pretrained(directory)
+        tokenizer.save_pretrained(directory)
+
+    return save_files(output, write, provenance)
+
+
+def save_files(
+    output: Path,
+    write: Callable[[Path], None],
+    provenance: Mapping[str, object],
+    *,
+    others_may_read: bool = True,
+) -> str:
+    """Let `write` fill a new directory, add what tells how it was made, and put it in place at once.
 
     The files are written to a directory beside `output`, which is then renamed, so a reader never sees half a
-    model. The next run removes what a killed run left.
+    model. The next run removes what a killed run left. Returns the version.
     """
     check_output(output)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -112,13 +128,12 @@ def save_model(
     for leftover in output.parent.glob(f"{partial_prefix}*"):
         shutil.rmtree(leftover)
     partial = Path(tempfile.mkdtemp(prefix=partial_prefix, dir=output.parent))
-    cast("Any", model).to(dtype).save_pretrained(partial)
-    tokenizer.save_pretrained(partial)
+    write(partial)
     version = _weights_hash(partial)
     facts = {"version": version, **provenance}
     (partial / PROVENANCE_FILE).write_text(json.dumps(facts, indent=2) + "\n")
     _write_checksums(partial)
-    _make_readable(partial)
+    _make_readable(partial, others=others_may_read)
     partial.replace(output)
     return version
 
@@ -132,13 +147,13 @@ def _write_checksums(directory: Path) -> None:
     (directory / CHECKSUMS_FILE).write_text("".join(lines))
 
 
-def _make_readable(directory: Path) -> None:
+def _make_readable(directory: Path, *, others: bool) -> None:
     """Temporary directories and safetensors files are readable by their owner only, but the engine may run as
-    another user.
+    another user, for what `others` may not read of the same group.
     """
-    directory.chmod(0o755)
+    directory.chmod(0o755 if others else 0o750)
     for path in directory.iterdir():
-        path.chmod(0o644)
+        path.chmod(0o644 if others else 0o640)
 
 
 def model_version(directory: Path) -> str:

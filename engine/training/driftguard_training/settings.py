@@ -1,4 +1,4 @@
-"""The settings of a distillation, an evaluation and a scoring. Imports no torch, so that --help is quick."""
+"""The settings of each command but make-models. Imports no torch, so that --help is quick."""
 
 from __future__ import annotations
 
@@ -43,6 +43,31 @@ class EvaluateSettings:
     num_speculative_tokens: int = 4
     temperature: float = 1.0
     acceptance_rule: AcceptanceRule = "rejection"
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusSettings:
+    """A corpus of at most `most_tokens` for the tokenizer of `target`. `as_texts`: for a server that takes
+    texts; the tokens are then those that encoding the text of each answer gives."""
+
+    target: Path
+    train: Path
+    output: Path
+    replay: Path | None = None
+    most_tokens: int = 1_000_000
+    as_texts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluateCorporaSettings:
+    """As EvaluateSettings. `corpora`: None is no corpus. `single_tokens`: of a server that looks up in
+    another way, whose steps take as long whatever was found."""
+
+    target: Path
+    corpora: tuple[Path | None, ...]
+    traffic: Path
+    num_speculative_tokens: int = 4
+    single_tokens: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,6 +210,7 @@ def _promotion(database: Database, now: datetime) -> UUID:
             session,
             **place,
             version="v2",
+            method="draft_model",
             directory=directory,
             parent_version="v1",
             run_id=run.id,

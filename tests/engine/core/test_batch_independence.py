@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from driftguard_engine.core import Request
 from driftguard_engine.engine import Engine
 from driftguard_engine.models import linear
 
-from tests.engine.core.tiny import drain, finished, request, tokens
+from tests.engine.core.tiny import drain, finished, request, save_corpus, tokens
 
 PATHS = [
     ("llama", "auto"),
@@ -51,13 +52,17 @@ def together(engine: Engine, requests: list[Request], seed: int) -> dict[str, tu
     return {name: each.output_token_ids for name, each in finished(outputs + drain(engine)).items()}
 
 
-@pytest.mark.parametrize("drafter", ["draft_model", "ngram"])
+@pytest.mark.parametrize("drafter", ["draft_model", "ngram", "suffix"])
 @pytest.mark.parametrize(("kind", "path"), PATHS)
 def test_output_does_not_depend_on_the_batch(
-    new_engine: Callable[..., Engine], kind: str, path: str, drafter: str
+    new_engine: Callable[..., Engine], models: Path, tmp_path: Path, kind: str, path: str, drafter: str
 ) -> None:
     requests = varied_requests(14)
-    engine = new_engine(kind, model_path=path, drafter=drafter, max_batch=6)
+    draft = {}
+    if drafter == "suffix":
+        answers = tokens(new_engine(kind, model_path=path), *requests[:5]).values()
+        draft = {"draft": save_corpus(tmp_path / "corpus", str(models / kind), list(answers))}
+    engine = new_engine(kind, model_path=path, drafter=drafter, max_batch=6, **draft)
     alone: dict[str, tuple[int, ...]] = {}
     for each in requests:
         alone |= tokens(engine, each)

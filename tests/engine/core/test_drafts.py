@@ -17,7 +17,7 @@ from driftguard_engine.core import InvalidModel, UnknownDraft
 from driftguard_engine.drafters.loaded import NO_DRAFT
 from driftguard_engine.engine import Engine
 
-from tests.engine.core.tiny import drain, finished, request, save, serve, tokens
+from tests.engine.core.tiny import drain, finished, request, save, save_corpus, serve, tokens
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +119,45 @@ def test_an_ngram_engine_takes_a_draft_model_and_goes_back(
     assert serve(engine, request())["r"].draft.version == "v2"
     engine.swap_draft(ngram.version)
     assert serve(engine, request())["r"].draft == ngram
+
+
+def test_a_corpus_is_replaced_under_traffic_and_serves_after_a_restart(
+    new_engine: Callable[..., Engine], models: Path, tmp_path: Path
+) -> None:
+    answer = tokens(new_engine(), request("r", max_tokens=40))["r"]
+    corpus = save_corpus(tmp_path / "corpus", str(models / "llama"), [answer])
+    engine = new_engine(drafter="suffix", draft=None, state_dir=tmp_path / "state")
+    first = engine.draft
+    assert (first.name, first.version, first.method, first.directory) == (
+        "suffix",
+        "no-corpus",
+        "suffix",
+        None,
+    )
+    engine.submit(request("old", max_tokens=40))
+    outputs = engine.step()
+    info = engine.load_draft(corpus)
+    assert (info.name, info.method, info.directory) == ("corpus", "suffix", corpus)
+    engine.swap_draft(info.version)
+    engine.submit(request("new", max_tokens=40))
+    done = finished(outputs + drain(engine))
+    assert (done["old"].draft, done["new"].draft) == (first, info)
+    assert done["old"].output_token_ids == done["new"].output_token_ids == answer
+    assert done["new"].counts.accepted > 25 > done["old"].counts.accepted
+    restarted = new_engine(drafter="suffix", draft=None, state_dir=tmp_path / "state")
+    assert restarted.draft == info
+    restarted.swap_draft("no-corpus")
+    assert serve(restarted, request())["r"].draft == first
+
+
+def test_the_drafter_and_its_draft_are_of_one_kind(
+    new_engine: Callable[..., Engine], models: Path, tmp_path: Path
+) -> None:
+    corpus = save_corpus(tmp_path / "corpus", str(models / "llama"), [(1, 2)])
+    with pytest.raises(InvalidModel, match="is a corpus, which --drafter suffix needs"):
+        new_engine(draft=corpus)
+    with pytest.raises(InvalidModel, match="is no corpus"):
+        new_engine(drafter="suffix")
 
 
 def test_the_promoted_draft_serves_after_a_restart(

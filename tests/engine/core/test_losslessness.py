@@ -17,7 +17,7 @@ from driftguard_engine.engine import Engine
 from driftguard_engine.kernels.reference import verify as reference
 from scipy import stats
 
-from tests.engine.core.tiny import letter_tokenizer, new_module, request, save, serve
+from tests.engine.core.tiny import letter_tokenizer, new_module, request, save, save_corpus, serve
 
 pytestmark = pytest.mark.slow
 
@@ -36,14 +36,19 @@ def plain_greedy(kind: str, prompt: tuple[int, ...], count: int) -> tuple[int, .
     return tuple(ids[len(prompt) :])
 
 
-@pytest.mark.parametrize("drafter", ["draft_model", "ngram"])
+@pytest.mark.parametrize("drafter", ["draft_model", "ngram", "suffix"])
 @pytest.mark.parametrize(
     ("kind", "path"), [("llama", "auto"), ("llama", "generic"), ("gpt2", "auto"), ("odd_llama", "auto")]
 )
 def test_greedy_output_is_plain_greedy_decoding(
-    new_engine: Callable[..., Engine], kind: str, path: str, drafter: str
+    new_engine: Callable[..., Engine], models: Path, tmp_path: Path, kind: str, path: str, drafter: str
 ) -> None:
-    engine = new_engine(kind, model_path=path, drafter=drafter)
+    draft = {}
+    if drafter == "suffix":  # of the very answer, with an error in the middle
+        answer = plain_greedy(kind, (1, 2, 3, 4) * 5, 40)
+        documents = [(*answer[:15], 99, *answer[16:])]
+        draft = {"draft": save_corpus(tmp_path / "corpus", str(models / kind), documents)}
+    engine = new_engine(kind, model_path=path, drafter=drafter, **draft)
     prompts = {"a": (7,), "b": (1, 2, 3, 4) * 5, "c": tuple(range(30, 60))}
     done = serve(
         engine,
@@ -112,6 +117,7 @@ def letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("letters")
     for name, noise in (("target", 0.0), ("draft", 0.1)):
         save(root / name, seed=5, noise=noise, tokenizer=letter_tokenizer(LETTERS), num_hidden_layers=1)
+    save_corpus(root / "corpus", str(root / "target"), [(1, 2, 3, 4, 5, 0, 2), (1, 2, 5, 3), (2, 4, 4, 1)])
     return root
 
 
@@ -127,7 +133,7 @@ def letter_engine(letters: Path, drafter: str) -> Engine:
     return Engine(
         EngineConfig(
             target=str(letters / "target"),
-            draft=str(letters / "draft"),
+            draft=str(letters / ("corpus" if drafter == "suffix" else "draft")),
             drafter=drafter,  # type: ignore[arg-type]
             max_batch=256,
             max_length=32,
@@ -138,7 +144,7 @@ def letter_engine(letters: Path, drafter: str) -> Engine:
     )
 
 
-@pytest.mark.parametrize("drafter", ["draft_model", "ngram"])
+@pytest.mark.parametrize("drafter", ["draft_model", "ngram", "suffix"])
 @pytest.mark.parametrize(("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (1.6, 4, 1.0), (1.3, 0, 0.85)])
 def test_sampled_output_has_the_targets_law(
     letters: Path, drafter: str, temperature: float, top_k: int, top_p: float

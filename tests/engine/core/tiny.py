@@ -7,9 +7,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from driftguard_engine.core import FinishedRequest, Request, RequestOutput, SamplingParams
 from driftguard_engine.engine import Engine
+from driftguard_training.lookup import make_corpus
+from driftguard_training.settings import CorpusSettings
 from tokenizers import Tokenizer, models
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
@@ -61,6 +64,18 @@ def new_module(kind: str, *, seed: int, vocabulary: int, **changes: Any) -> Any:
         else:
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
     return module
+
+
+def save_corpus(directory: Path, target: str, documents: Sequence[Sequence[int]]) -> str:
+    """For the tokenizer of the target in this directory."""
+    train = directory.with_suffix(".jsonl")
+    lines = [
+        {"segment": "a", "prompt_token_ids": [1], "output_token_ids": list(document)}
+        for document in documents
+    ]
+    train.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    make_corpus(CorpusSettings(Path(target), train, directory))
+    return str(directory)
 
 
 def save(

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Protocol
 from uuid import UUID
 
 import pytest
@@ -45,6 +46,16 @@ STEPS = [
     "/continue_generation",
 ]
 BEFORE_IT_IS_LOADED = STEPS[: STEPS.index("/update_weights_from_tensor")]
+
+
+class Beside(Protocol):
+    """A database, a command and an SGLang."""
+
+    database: Database
+    command: str
+
+    @property
+    def sglang(self) -> SglangStub: ...
 
 
 class Live(Restarts):
@@ -294,16 +305,23 @@ def test_a_server_that_ends_and_is_back_at_once(live: Live) -> None:
     assert live.sglang.version == "default"
 
 
-def kill_at(live: Live, tmp_path: Path, run_id: UUID, settings: Settings, step: str) -> None:
+def kill(
+    live: Beside, tmp_path: Path, run_id: UUID, step: str, engine: str = "sglang"
+) -> subprocess.Popen[bytes]:
     """A promotion is killed while it waits for the answer to this step."""
     live.sglang.faults[step] = "hang", 0, 1
     url = live.database.url.render_as_string(hide_password=False)
-    arguments = [url, str(tmp_path / "data"), live.command, str(run_id), live.sglang.url, "sglang"]
+    arguments = [url, str(tmp_path / "data"), live.command, str(run_id), live.sglang.url, engine]
     process = subprocess.Popen([sys.executable, "-m", "tests.retraining.restarted", *arguments])
     wait_until(lambda: live.sglang.hung.is_set() or process.poll() is not None, step)
     process.kill()
     process.wait()
     live.sglang.release.set()
+    return process
+
+
+def kill_at(live: Live, tmp_path: Path, run_id: UUID, settings: Settings, step: str) -> None:
+    kill(live, tmp_path, run_id, step)
     assert live.sglang.is_paused
     wait_until(lambda: live.unsettled(settings) == [SERVER], "the end of the killed run's lock")
 

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID
 
+import msgspec
 import pytest
 from sqlalchemy import text
 from structlog.testing import capture_logs
@@ -17,6 +18,7 @@ from driftguard.detection import DetectorConfig
 from driftguard.incidents.message import summary
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
+from driftguard.records import AcceptanceRecord
 from driftguard.retraining.engines.engine_admin import EngineDraft
 from driftguard.retraining.ledger.incident_notes import begin_mitigation, end_mitigation
 from driftguard.retraining.promotion.draft_rows import finish_promotion
@@ -109,6 +111,42 @@ def test_a_better_draft_resolves_the_incident_with_its_numbers(drifted: Drifted,
     assert re.search(r"from 0\.41, was 0\.77: \d% (below|above), over \d+ requests", incident.resolution)
     assert incident.resolution.endswith("watched until 2,000 requests")
     assert the_run(drifted, promoted).state == "watching"
+
+
+def test_a_suffix_lookup_is_compared_by_all_tokens_that_its_k_allows(
+    drifted: Drifted, engine: EngineStub, tmp_path: Path
+) -> None:
+    """Without a corpus few tokens were drafted and most of them kept; with one four times as many are kept,
+    and far more drafted."""
+
+    def requests(version: str, drafted: int, accepted: int) -> list[AcceptanceRecord]:
+        made = []
+        for number in range(80):
+            row = msgspec.structs.replace(
+                record(version, NEW, 0.5, datetime.now(UTC)), method="suffix", num_speculative_tokens=4
+            )
+            kept = max(accepted + number % 3 - 1, 0)
+            made.append(
+                msgspec.structs.replace(row, drafted=drafted + 2, accepted=kept, emitted=kept + row.steps)
+            )
+        return made
+
+    now = datetime.now(UTC)
+    store(drifted.database, requests("no-corpus", 4, 4))
+    run = trained(drifted.database, drifted.incident_id, "no-corpus", CANDIDATE, str(tmp_path), "promoting")
+    with drifted.database.session() as session:
+        draft = EngineDraft("corpus", CANDIDATE, "suffix", str(tmp_path))
+        finish_promotion(session, run, draft, now, tolerance=0.02, minimum_drop=0.05)
+    store(drifted.database, requests(CANDIDATE, 40, 18))
+    pipeline = Pipeline(drifted.database, DetectorConfig(), Metrics(), after_fold=[watch_promoted])
+    while pipeline.fold_batch():
+        pass
+    numbers = retrain_runs.numbers_of(the_run(drifted, run.id))
+    assert numbers.watch is not None
+    (seen,) = numbers.watch.segments
+    assert (round(seen.old.mean, 2), round(seen.acceptance or 0, 2)) == (0.05, 0.22)  # of 20 steps, K = 4
+    assert (numbers.watch.verdict, seen.shown_better) == ("watching", True)
+    assert "was 0." not in (incident_of(drifted.database, drifted.incident_id).resolution or "")
 
 
 def test_half_a_recovery_keeps_the_incident_and_says_how_far_it_came(

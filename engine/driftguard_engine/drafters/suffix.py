@@ -1,0 +1,95 @@
+"""Drafting without a model: what followed the longest match of the sequence's end, in a corpus or in itself.
+
+Suffix decoding (Oliaro et al. 2024, arXiv:2411.04975) for a chain of drafts. Drafts are not sampled, so the
+distribution of each is a point mass, and how many there are depends on tokens that were emitted, never on a
+token that was drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from driftguard_engine.drafters.corpus import LONGEST_MATCH, TOKEN_BYTES, Corpus, packed, unpacked
+from driftguard_engine.kernels import steps
+from driftguard_engine.kernels.cuda.launcher import Launcher
+from driftguard_engine.kernels.steps import RowState
+from driftguard_engine.kv_cache import Span
+from driftguard_engine.speculation import Verification
+
+# As in vLLM's suffix decoding.
+MAX_SPEC_FACTOR = 1.0
+MIN_TOKEN_PROB = 0.1
+SEARCHED = (
+    16_384  # last tokens of a sequence: what lies before costs time at every step, and is rarely needed
+)
+
+
+class SuffixDrafter:
+    """See `Drafter`. corpus: None: only the sequence itself is searched."""
+
+    context = None
+    captured = False
+    obstacle = "it looks up on the host, for which each step waits"
+
+    def __init__(self, corpus: Corpus | None) -> None:
+        self._corpus = corpus
+
+    def prefill(self, token_ids: Sequence[int], spans: Sequence[Span]) -> None:
+        """Nothing to read: the step has the sequences."""
+
+    def copy(self, source: int, span: Span) -> None:
+        """Nothing was read."""
+
+    def draft(self, rows: RowState, verification: Verification, launcher: Launcher | None) -> None:
+        tokens = verification.draft_tokens
+        found = np.full(tuple(tokens.shape), -1, np.int64)
+        places = zip(rows.slots.tolist(), rows.lengths.tolist(), rows.drafted.tolist(), strict=True)
+        for row, (slot, length, count) in enumerate(places):
+            text = rows.state.token_ids[slot, max(length - SEARCHED, 0) : length]
+            drafts = self.continuation(packed(text.cpu().numpy()), count)
+            found[row, : len(drafts)] = drafts
+        tokens.copy_(torch.from_numpy(found))
+        steps.feed(launcher, rows, tokens, 0, tokens.shape[1])
+
+    def continuation(self, text: bytes, count: int) -> list[int]:
+        """Up to count tokens behind a sequence, `packed`; at most MAX_SPEC_FACTOR times the match's length.
+
+        A match in the sequence itself goes before one in the corpus that is no longer. One so close to the
+        end that fewer tokens follow it goes on in its own copy.
+        """
+        text = text[-SEARCHED * TOKEN_BYTES :]
+        own, end = _longest_match(text)
+        match = None if self._corpus is None else self._corpus.longest_match(text)
+        if self._corpus is not None and match is not None and match.length > own:
+            most = min(count, int(MAX_SPEC_FACTOR * match.length))
+            return self._corpus.continuation(match, text, most, MIN_TOKEN_PROB)
+        most = min(count, int(MAX_SPEC_FACTOR * own))
+        followers = unpacked(text[end * TOKEN_BYTES :][: most * TOKEN_BYTES])
+        return [followers[place % len(followers)] for place in range(most)]
+
+
+def _longest_match(text: bytes) -> tuple[int, int]:
+    """(tokens, up to LONGEST_MATCH, of the end that occurred before; where the last such place ends).
+    (0, 0): not even the last token did."""
+    fits, end, too_long = 0, 0, min(len(text) // TOKEN_BYTES - 1, LONGEST_MATCH) + 1
+    while too_long - fits > 1:  # where n tokens occur, fewer do
+        length = (fits + too_long) // 2
+        place = _last_place(text, length)
+        if place is None:
+            too_long = length
+        else:
+            fits, end = length, place + length
+    return fits, end
+
+
+def _last_place(text: bytes, length: int) -> int | None:
+    """Where the last so many tokens occurred before, most recently."""
+    pattern, end = text[-length * TOKEN_BYTES :], len(text) - 1
+    while (found := text.rfind(pattern, 0, end)) >= 0:
+        if found % TOKEN_BYTES == 0:
+            return found // TOKEN_BYTES
+        end = found + len(pattern) - 1
+    return None
