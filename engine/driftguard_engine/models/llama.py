@@ -214,4 +214,5 @@ class LlamaModel(DecodesBySpans):
             return None
         mask = torch.full((span.count, span.end), float("-inf"), dtype=self.dtype, device=self._device)
         mask.triu_(span.start + 1)
-        return mask.repeat(self._heads.queries // self._heads.keys, 1)
+        group = self._heads.queries // self._heads.keys
+        return mask if group == 1 else mask.repeat(group, 1)
