@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from tests.alerting.http_receiver import wait_until
 from tests.live import clients
 from tests.live.processes import Sidecar, of_all, sidecar
 from tests.live.servers import Engine, running
+
+STALE_SECONDS = 420.0  # five minutes of silence, and the time to notice
 
 
 def scraping(url: str, draft_version: str = "v1") -> str:
@@ -59,6 +62,32 @@ def assert_a_kill_loses_nothing(
         clients.all_of(asks, engine.url, 12, seed=5)
         both = {name: first[name] + count for name, count in own_counts(engine).items()}
         wait_until(lambda: windows_are(beside, both), f"windows of {both}")
+
+
+def assert_it_may_stay_away(
+    engine: Engine, asks: Sequence[clients.Ask], directory: Path, database_url: str
+) -> None:
+    """The source is unreachable at once, its stream stale after five minutes; not when it is back."""
+    with sidecar(directory, database_url, scraping(engine.url)) as beside:
+
+        def verdict() -> str:
+            streams = beside.get("status")["streams"]
+            return str(streams[0]["verdict"]) if streams else ""
+
+        wait_until(lambda: condition(beside) == "waiting", "the first scrape")
+        clients.all_of(asks, engine.url, 25, seed=6)
+        wait_until(lambda: verdict() != "", "the stream")
+        engine.stop(signal.SIGTERM)
+        wait_until(lambda: condition(beside) == "unreachable", "the server's absence")
+        assert verdict() != "stale"
+        deadline = time.monotonic() + STALE_SECONDS
+        while verdict() != "stale":
+            assert time.monotonic() < deadline, f"{verdict()} after {STALE_SECONDS:.0f} s of silence"
+            time.sleep(2)
+        engine.start()
+        clients.all_of(asks, engine.url, 25, seed=7)
+        wait_until(lambda: verdict() not in ("", "stale"), "its return")
+        wait_until(lambda: condition(beside) == "reporting", "the source's return")
 
 
 def assert_windows_are_of_the_draft_of_each_life(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from tests.live import clients, predicted
 from tests.live.processes import of_all, proxy, sidecar, wire
 from tests.live.scraped import (
     assert_a_kill_loses_nothing,
+    assert_it_may_stay_away,
     assert_windows_are_of_the_draft_of_each_life,
     condition,
     scraping,
@@ -26,7 +26,6 @@ from tests.live.servers import DRAFT, Engine, K, llama_server, needs_llama, runn
 
 pytestmark = needs_llama
 
-STALE_SECONDS = 420.0  # five minutes of silence, and the time to notice
 
 RECORDED = [
     clients.completion,
@@ -218,26 +217,7 @@ def test_its_acceptance_is_predicted_from_what_it_generated(
 def test_a_server_that_stays_away_is_unreachable_and_its_stream_becomes_stale_until_it_is_back(
     llama: Engine, database_url: str, tmp_path: Path
 ) -> None:
-    with sidecar(tmp_path, database_url, scraping(llama.url)) as beside:
-
-        def verdict() -> str:
-            streams = beside.get("status")["streams"]
-            return str(streams[0]["verdict"]) if streams else ""
-
-        wait_until(lambda: condition(beside) == "waiting", "the first scrape")
-        clients.all_of([clients.completion], llama.url, 25, seed=6)
-        wait_until(lambda: verdict() != "", "the stream")
-        llama.stop(signal.SIGTERM)
-        wait_until(lambda: condition(beside) == "unreachable", "the server's absence")
-        assert verdict() != "stale"
-        deadline = time.monotonic() + STALE_SECONDS
-        while verdict() != "stale":
-            assert time.monotonic() < deadline, f"{verdict()} after {STALE_SECONDS:.0f} s of silence"
-            time.sleep(2)
-        llama.start()
-        clients.all_of([clients.completion], llama.url, 25, seed=7)
-        wait_until(lambda: verdict() not in ("", "stale"), "its return")
-        wait_until(lambda: condition(beside) == "reporting", "the source's return")
+    assert_it_may_stay_away(llama, [clients.completion], tmp_path, database_url)
 
 
 @pytest.mark.live

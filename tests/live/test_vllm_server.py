@@ -19,6 +19,7 @@ from tests.live.install import ARCTIC
 from tests.live.processes import of_all, proxy, sidecar, wire
 from tests.live.scraped import (
     assert_a_kill_loses_nothing,
+    assert_it_may_stay_away,
     assert_windows_are_of_the_draft_of_each_life,
     condition,
     scraping,
@@ -186,6 +187,12 @@ def test_windows_add_up_to_its_own_counters_though_it_is_killed(
     assert_a_kill_loses_nothing(
         vllm, own_counts, [*RECORDED, clients.stopped_completion], tmp_path / "sidecar", database_url
     )
+
+
+def test_a_server_that_stays_away_is_unreachable_and_its_stream_becomes_stale_until_it_is_back(
+    vllm: Engine, database_url: str, tmp_path: Path
+) -> None:
+    assert_it_may_stay_away(vllm, [clients.completion], tmp_path / "sidecar", database_url)
 
 
 def test_windows_are_of_the_draft_that_each_life_was_started_with(database_url: str, tmp_path: Path) -> None:
