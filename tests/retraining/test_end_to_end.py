@@ -113,6 +113,7 @@ def test_a_drift_of_lookups_ends_with_a_corpus_in_service(
         outcome = retrain(database, settings, trigger="incident", incident_id=incident_id)
         assert outcome.state == "promoted", outcome.reason
         assert "no group regressed" in outcome.reason
+        assert "accepted of 4 draft tokens a step expected to go from" in outcome.reason
         serving = httpx.get(f"{address}/admin/info").json()["draft"]
         again = retrain(database, settings, force=True)
         after = complete(address)

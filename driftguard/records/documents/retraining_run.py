@@ -80,7 +80,8 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Promote or reject, the reason, and all numbers behind it."""
+    """Promote or reject, the reason, and all numbers behind it. of_asked: accepted_parent and
+    accepted_candidate are not of the tokens that were drafted, but of all that K allows in each step."""
 
     promote: bool
     reason: str
@@ -89,6 +90,7 @@ class Decision:
     untested: tuple[str, ...]  # groups with too few held-out requests for the no-regression test
     seconds_per_token: Mapping[str, float]  # empty where no times were measured
     rules: GateRules
+    of_asked: bool = False
 
 
 @dataclass(frozen=True, slots=True)

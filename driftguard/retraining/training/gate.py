@@ -87,8 +87,8 @@ class GroupScores:
 def decide(
     groups: Sequence[GroupScores], costs: Costs, rules: GateRules, *, of_asked: bool = False
 ) -> Decision:
-    """The gate. `of_asked`: `drafted` of the scores is what was asked for, K of each step, of which lookups
-    draft a part. Raises ValueError when no group is changed traffic: there would be nothing to gain."""
+    """The gate. `of_asked`: `drafted` of the scores is all that K allows in each step, of which lookups draft
+    a part. Raises ValueError when no group is changed traffic: there would be nothing to gain."""
     changed = [group for group in groups if group.changed]
     if not changed:
         raise ValueError("no held-out requests of the changed traffic")
@@ -103,7 +103,7 @@ def decide(
         *_objections_to_time(seconds),
     ]
     reason = "; ".join(objections) or _praise(told, seconds, untested)
-    return Decision(not objections, reason, gain, compared, untested, seconds, rules)
+    return Decision(not objections, reason, gain, compared, untested, seconds, rules, of_asked)
 
 
 def _compare(name: str, changed: bool, groups: Sequence[GroupScores], alpha: float) -> Comparison:
