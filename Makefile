@@ -9,7 +9,7 @@ WORKERS ?= 3 # of the test suite: one more than two cores, because many tests wa
 # Tests and the demo start many processes, each of which would otherwise compile its sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-slow live lint check chaos bench bench-engine bench-detection bench-diagnosis gpu-check models dashboards dashboard-screenshots page-screenshots alerts openapi metrics clean
+.PHONY: setup demo test test-slow live lint check chaos bench bench-engine bench-drafters bench-detection bench-diagnosis gpu-check models dashboards dashboard-screenshots page-screenshots alerts openapi metrics clean
 
 setup: $(STAMP)
 
