@@ -91,13 +91,13 @@ def test_a_candidate_that_is_changed_after_it_was_judged_never_reaches_the_engin
     judge = decide
     flipped: list[Path] = []
 
-    def judge_and_flip(*arguments: Any) -> Decision:
+    def judge_and_flip(*arguments: Any, **named: Any) -> Decision:
         (weights,) = drifted.settings.data_directory.glob("drafts/*/model.safetensors")
         content = bytearray(weights.read_bytes())
         content[-1] ^= 1
         weights.write_bytes(content)
         flipped.append(weights)
-        return judge(*arguments)
+        return judge(*arguments, **named)
 
     monkeypatch.setattr(attempt, "decide", judge_and_flip)
     outcome = retrain(drifted.database, drifted.settings)
