@@ -80,8 +80,7 @@ class DraftLoader(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ignore[m
         if update_info.directory is None:
             return
         directory = Path(update_info.directory)
-        if update_info.checksums_sha256 is not None or (directory / checksums.FILE_NAME).exists():
-            checksums.verify(directory, update_info.checksums_sha256)
+        checksums.verify_if_known(directory, update_info.checksums_sha256)
         if self._form is None:
             raise DraftRefused(self._refusal)
         self._form.check(form_of(directory))

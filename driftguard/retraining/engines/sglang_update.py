@@ -120,8 +120,7 @@ class SglangUpdate(LiveUpdate):
     def _looked_at(self, directory: Path, digest: str | None) -> list[Tensor]:
         """What cannot be found wrong with it here can end the server."""
         try:
-            if digest is not None or (directory / checksums.FILE_NAME).exists():
-                checksums.verify(directory, digest)
+            checksums.verify_if_known(directory, digest)
             form_of(self._first).check(form_of(directory))
             tensors = list(tensors_of(directory).values())
             sglang_tensors.check(tensors)

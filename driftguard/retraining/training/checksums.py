@@ -40,6 +40,12 @@ def verify(directory: Path, digest: str | None = None) -> None:
             raise DraftChanged(f"{directory / name} is not as the training wrote it ({FILE_NAME})")
 
 
+def verify_if_known(directory: Path, digest: str | None) -> None:
+    """As `verify`, where there is anything to verify by: the digest of a list, or a list."""
+    if digest is not None or (directory / FILE_NAME).exists():
+        verify(directory, digest)
+
+
 def _listed(directory: Path) -> dict[str, str]:
     """File name -> SHA-256 digest in hex."""
     path = directory / FILE_NAME
