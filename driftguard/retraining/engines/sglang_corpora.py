@@ -14,6 +14,7 @@ left alone. A restart forgets all that were added.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -75,33 +76,36 @@ class SglangCorpora(LiveUpdate):
                 f"{self.shown} would not draft from a corpus: it was started without "
                 "--speculative-ngram-external-sam-budget"
             )
-        self._before = self._ours(), self._weight_version()
+        self._before = _ours(self._corpora()), self._weight_version()
 
     def _load(self, path: str | None, version: str, digest: str | None) -> None:
-        ours, corpus_id = self._ours(), _OURS + version
-        if path is not None and corpus_id not in ours:
-            self._add(corpus_id, self._documents(Path(path), digest))
+        present, corpus_id = self._corpora(), _OURS + version
+        if path is not None and corpus_id not in present:
+            config, documents = self._read(Path(path), digest)
+            self._check_room(config, present)
+            self._add(corpus_id, documents)
         try:
             body = {"new_version": LOADED + version, "abort_all_requests": False}
             self._call("POST", "/update_weight_version", body)
-            for other in ours - {corpus_id}:
+            for other in _ours(present) - {corpus_id}:
                 self._call("POST", "/remove_external_corpus", {"corpus_id": other})
         except EngineRefused as error:
             raise MayBeLoaded(error.detail) from error
 
-    def _documents(self, directory: Path, digest: str | None) -> list[str]:
-        """Raises EngineRefused: its files are not as they were made, or the server has no room for it."""
+    def _read(self, directory: Path, digest: str | None) -> tuple[_Config, list[str]]:
+        """Raises EngineRefused: the files are not as they were made."""
         try:
-            if digest is not None or (directory / checksums.FILE_NAME).exists():
-                checksums.verify(directory, digest)
+            checksums.verify_if_known(directory, digest)
             config = msgspec.json.decode((directory / "config.json").read_bytes(), type=_Config)
             lines = (directory / _TEXTS).read_bytes().splitlines()
-            documents = [msgspec.json.decode(line, type=str) for line in lines]
+            return config, [msgspec.json.decode(line, type=str) for line in lines]
         except DriftGuardError as error:
             raise EngineRefused(error.detail) from error
         except (OSError, msgspec.DecodeError) as error:
             raise EngineRefused(f"the corpus in {directory} cannot be read: {error}") from None
-        present = self._corpora()
+
+    def _check_room(self, config: _Config, present: Mapping[str, int]) -> None:
+        """Raises EngineRefused: the server has no room for this corpus."""
         tokens = config.tokens + config.documents + sum(present.values())
         if tokens > self._room:
             raise EngineRefused(
@@ -109,14 +113,13 @@ class SglangCorpora(LiveUpdate):
                 f"together, more than its {self._room} (--speculative-ngram-external-corpus-max-tokens); "
                 "lower retraining.corpus_tokens"
             )
-        others = sum(not corpus_id.startswith(_OURS) for corpus_id in present)
+        others = len(present.keys() - _ours(present))
         if others + 1 > self._reserved:
             raise EngineRefused(
                 f"{self.shown} reserves {self._reserved} draft tokens for corpora "
                 f"(--speculative-ngram-external-sam-budget), and has {others} of others: none is left for "
                 "this one"
             )
-        return documents
 
     def _add(self, corpus_id: str, documents: list[str]) -> None:
         """Raises EngineRefused: it is not there; MayBeLoaded: it may be, in part or soon."""
@@ -144,11 +147,11 @@ class SglangCorpora(LiveUpdate):
         return False
 
     def _serves(self, version: str) -> bool:
-        return self._ours() <= {_OURS + version} and self._weight_version() == LOADED + version
+        return _ours(self._corpora()) <= {_OURS + version} and self._weight_version() == LOADED + version
 
     def _is_untouched(self, previous: str) -> bool:
         del previous
-        return not self._was_cut_off and (self._ours(), self._weight_version()) == self._before
+        return not self._was_cut_off and (_ours(self._corpora()), self._weight_version()) == self._before
 
     def _leave_alone(self) -> None:
         """It was told nothing before a corpus was added."""
@@ -159,9 +162,6 @@ class SglangCorpora(LiveUpdate):
     def _goes_on(self) -> bool:
         return True
 
-    def _ours(self) -> set[str]:
-        return {corpus_id for corpus_id in self._corpora() if corpus_id.startswith(_OURS)}
-
     def _corpora(self) -> dict[str, int]:
         """Tokens by id."""
         found = self._asked("GET", "/list_external_corpora").get("corpus_token_counts")
@@ -171,3 +171,7 @@ class SglangCorpora(LiveUpdate):
 
     def _weight_version(self) -> str:
         return str(self._call("GET", "/model_info").get("weight_version"))
+
+
+def _ours(corpora: Mapping[str, int]) -> set[str]:
+    return {corpus_id for corpus_id in corpora if corpus_id.startswith(_OURS)}
