@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Literal, Protocol
@@ -69,12 +70,12 @@ class TokenModel(Protocol):
         ...
 
 
-class DecodesBySpans:
+class DecodesBySpans(ABC):
     """`decode` and `decode_into` of a `TokenModel` by its `forward`: what is needed is computed, and nothing
     else; other logits are 0, or left as they are. All tensors but logits are read on the host."""
 
-    def forward(self, token_ids: Sequence[int], spans: Sequence[Span]) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def forward(self, token_ids: Sequence[int], spans: Sequence[Span]) -> Tensor: ...
 
     def decode(
         self, token_ids: Tensor, starts: Tensor, slots: Tensor, counts: Sequence[int] | None = None
