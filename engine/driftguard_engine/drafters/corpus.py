@@ -3,7 +3,7 @@ once.
 
 Its directory, which `driftguard_training corpus` writes:
 
-    config.json          model_type "driftguard_corpus", vocab_size, vocabulary_sha256
+    config.json          model_type "driftguard_corpus", vocabulary_sha256, how many documents and tokens
     corpus.safetensors   token_ids int32 [N], ends int64 [documents]: where in token_ids each document ends
     corpus.jsonl         the same as texts, one JSON string a line: what SGLang reads as an external corpus
 """

@@ -22,9 +22,8 @@ from driftguard_engine.speculation import Verification
 # As in vLLM's suffix decoding.
 MAX_SPEC_FACTOR = 1.0
 MIN_TOKEN_PROB = 0.1
-SEARCHED = (
-    16_384  # last tokens of a sequence: what lies before costs time at every step, and is rarely needed
-)
+# Last tokens of a sequence: what lies before would cost time at every step, and is rarely needed.
+SEARCHED = 16_384
 
 
 class SuffixDrafter:
@@ -60,6 +59,8 @@ class SuffixDrafter:
         A match in the sequence itself goes before one in the corpus that is no longer. One so close to the
         end that fewer tokens follow it goes on in its own copy.
         """
+        if not count:
+            return []
         text = text[-SEARCHED * TOKEN_BYTES :]
         own, end = _longest_match(text)
         match = None if self._corpus is None else self._corpus.longest_match(text)

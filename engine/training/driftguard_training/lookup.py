@@ -107,18 +107,18 @@ def evaluate_corpora(settings: EvaluateCorporaSettings) -> dict[str, object]:
     ends = _ends(settings.target, tokenizer)
     k = settings.num_speculative_tokens
     seconds = None if settings.single_tokens else _step_seconds(settings.target, k)
+    most = 0 if settings.single_tokens else k
     drafts = []
     for directory in settings.corpora:
         drafter = _drafter(directory, vocabulary)
         scores = [
-            _Score(_kept(drafter, request), *_walk(drafter, request, k if seconds else 0, ends))
-            for request in requests
+            _Score(_kept(drafter, request), *_walk(drafter, request, most, ends)) for request in requests
         ]
         drafts.append(
             {
                 "directory": None if directory is None else str(directory),
                 "seconds_per_draft_token": seconds and _seconds(drafter, requests, scores, k, seconds),
-                "segments": _segments(requests, scores, k if seconds else 0),
+                "segments": _segments(requests, scores, most),
             }
         )
     step = None if seconds is None else seconds[0]
