@@ -67,6 +67,23 @@ def test_without_a_gpu_it_says_so_and_fails(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_it_runs_where_the_sidecar_and_the_engine_s_server_are_not_installed() -> None:
+    """Whose packages a machine that is lent for ten minutes does not have: each module can be imported."""
+    absent = ["alembic", "fastapi", "msgspec", "procrastinate", "prometheus_client", "sqlalchemy", "uvicorn"]
+    modules = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in sorted((ROOT / "tests" / "gpu").rglob("*.py"))
+        if path.name not in ("__init__.py", "test_check.py", "test_loop_check.py")
+    ]
+    program = f"import sys; sys.modules.update(dict.fromkeys({absent}))\n" + "".join(
+        f"import {module}\n" for module in modules
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 class Killed(BaseException):
     """The machine is taken back: nothing after this runs."""
 

@@ -11,7 +11,8 @@ from driftguard_engine.core import Request
 from driftguard_engine.engine import Engine
 from driftguard_engine.models import linear
 
-from tests.engine.core.tiny import drain, finished, request, save_corpus, tokens
+from tests.engine.core.corpora import save_corpus
+from tests.engine.core.tiny import drain, finished, request, tokens
 
 PATHS = [
     ("llama", "auto"),

@@ -15,8 +15,7 @@ from driftguard_engine.drafters.draft_model import DraftModelDrafter
 from driftguard_engine.engine import Engine, lost_device
 from driftguard_engine.models.llama import LlamaModel
 
-from tests.engine.core.test_losslessness import plain_greedy
-from tests.engine.core.tiny import drain, finished, request, save, serve, tokens
+from tests.engine.core.tiny import drain, finished, plain_greedy, request, save, serve, tokens
 
 SEED = 20281
 

@@ -17,7 +17,8 @@ from driftguard_engine.core import InvalidModel, UnknownDraft
 from driftguard_engine.drafters.loaded import NO_DRAFT
 from driftguard_engine.engine import Engine
 
-from tests.engine.core.tiny import drain, finished, request, save, save_corpus, serve, tokens
+from tests.engine.core.corpora import save_corpus
+from tests.engine.core.tiny import drain, finished, request, save, serve, tokens
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +16,13 @@ from driftguard_engine.engine import Engine
 from driftguard_engine.kernels.reference import verify as reference
 from scipy import stats
 
-from tests.engine.core.tiny import letter_tokenizer, new_module, request, save, save_corpus, serve
+from tests.engine.core.corpora import save_corpus
+from tests.engine.core.tiny import letter_tokenizer, new_module, plain_greedy, request, save, serve
 
 pytestmark = pytest.mark.slow
 
 LETTERS = 6
 PROMPT = (1, 2, 3, 1, 2)
-
-
-@cache
-def plain_greedy(kind: str, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """transformers' own forward over the whole sequence, one argmax after another."""
-    module = new_module(kind, seed=3, vocabulary=257)
-    ids = list(prompt)
-    with torch.inference_mode():
-        for _ in range(count):
-            ids.append(int(module(torch.tensor([ids])).logits[0, -1].argmax()))
-    return tuple(ids[len(prompt) :])
 
 
 @pytest.mark.parametrize("drafter", ["draft_model", "ngram", "suffix"])
