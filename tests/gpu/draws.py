@@ -12,6 +12,7 @@ from driftguard_engine.kernels.reference.sampling import SamplingBatch
 from driftguard_engine.kernels.verify import SamplingTensors, Workspace
 from torch import Tensor
 
+from tests.engine.kernels.cases import Laws
 from tests.engine.verify.distributions import (
     Distribution,
     Scenario,
@@ -104,15 +105,15 @@ def assert_lossless(counted: Counted, scenario: Scenario, context: str) -> None:
 
 
 def probabilities(launcher: Launcher, device: torch.device, logits: Tensor, temperature: float) -> Tensor:
-    """[B, V] on the CPU, by the peaks and normalisers that the kernels find."""
+    """[B, V] on the CPU, by the tiles that the kernels sum."""
     rows, size = logits.shape
     scenario = Scenario(logits[:1], logits[:0], temperature)
     settings, space = _settings(scenario, rows, device), Workspace.empty(rows, 0, size, device)
     there = logits.to(device).unsqueeze(1)
     verify_kernels.find_distributions(launcher, there, None, settings, space.target, 1, 0, space.meetings)
-    peak, normaliser = space.target.peak.double().cpu(), space.target.normaliser.cpu()
-    powers = (logits.double() - peak.unsqueeze(1)) * settings.scale.double().cpu().unsqueeze(1)
-    return powers.exp2() / normaliser.unsqueeze(1)
+    found = Laws.of(space.target, torch.arange(rows), settings.scale.cpu())
+    powers = (logits.double() - found.peak.double().unsqueeze(1)) * settings.scale.double().cpu().unsqueeze(1)
+    return powers.exp2() / found.normaliser.unsqueeze(1)
 
 
 def _settings(scenario: Scenario, rows: int, device: torch.device) -> SamplingTensors:

@@ -19,7 +19,10 @@ from tests.gpu.draws import Drafted, Mistake
 # In verify.cu, each of them there exactly once.
 EDITS: dict[str, tuple[str, str]] = {
     "accept shares the draft's noise": ("position + step, ACCEPT)", "position + step, DRAFT)"),
-    "residual shares the draft's noise": ("position + step, RESIDUAL)", "position + step, DRAFT)"),
+    "residual shares the draft's noise": (
+        "positions[request] + step, RESIDUAL)",
+        "positions[request] + step, DRAFT)",
+    ),
     "residual from p": (
         "masses.residual = step < chain.length && chain.known(step);",
         "masses.residual = false;",

@@ -23,7 +23,8 @@ MOST_DRAFTS = 31  # of a request: one lane of a warp decides each step
 
 # As in csrc: threads of a block.
 _CUT_THREADS, _DRAW_THREADS = 512, 256
-_DRAWING_BLOCKS = 3  # that a multiprocessor runs at a time; of float32 it is 2
+_DRAWING_WARPS = _DRAW_THREADS // 32  # of a block: each sums one tile after another
+_DRAWING_BLOCKS = 4  # that a multiprocessor runs at a time; of float32 it is 3
 _CUT_BINS = 2048  # as in csrc
 _CUT_BLOCKS = 256  # of a launch, at most: several share a row where there are fewer rows
 
@@ -60,16 +61,17 @@ class SamplingTensors:
 
 @dataclass(frozen=True, slots=True)
 class DistributionTable:
-    """Distributions of R rows of V logits in T tiles: `TokenDistributions`, and intermediate results."""
+    """Distributions of R rows of V logits in T tiles, as the kernels leave them: see `TokenDistributions`.
+
+    A row's peak is the largest of its tiles' maxima, and its normaliser the sum of their weights against it.
+    """
 
     tile_maxima: Tensor  # [R, T] float32
-    tile_sums: Tensor  # [R, T] float32
-    tile_masses: Tensor  # [R, T] float64
+    tile_sums: Tensor  # [R, T] float32: of weights against the tile's maximum
     lane_maxima: Tensor  # [R, T * 32] float32
-    peak: Tensor  # [R] float32
-    normaliser: Tensor  # [R] float64
     cut: Tensor  # [R] float32
     cut_token: Tensor  # [R] int32
+    kept: Tensor  # [R] float64: the normaliser, where there is a cut
 
     @classmethod
     def empty(cls, rows: int, size: int, device: torch.device) -> DistributionTable:
@@ -77,16 +79,11 @@ class DistributionTable:
             return torch.empty(rows, *shape, dtype=kind, device=device)
 
         single, double, tiles = torch.float32, torch.float64, tiles_of(size)
-        of_tiles = (
-            room(single, tiles),
-            room(single, tiles),
-            room(double, tiles),
-            room(single, tiles * LANES),
-        )
-        return cls(*of_tiles, room(single), room(double), room(single), room(torch.int32))
+        of_tiles = room(single, tiles), room(single, tiles), room(single, tiles * LANES)
+        return cls(*of_tiles, room(single), room(torch.int32), room(double))
 
     def read(self) -> list[Argument]:
-        return [self.tile_maxima, self.tile_masses, self.peak, self.normaliser, self.cut, self.cut_token]
+        return [self.tile_maxima, self.tile_sums, self.cut, self.cut_token, self.kept]
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,33 +228,31 @@ def find_distributions(
         LANES,
         [
             *(logits, row_stride, np.int32(steps), np.int32(size), lengths, *asked, *where),
-            *(table.tile_maxima, table.tile_sums, table.tile_masses, table.lane_maxima, table.peak),
-            *(table.normaliser, table.cut, table.cut_token, meetings.arrivals),
+            *(table.tile_maxima, table.tile_sums, table.lane_maxima, table.cut, table.cut_token),
         ],
     )
     if sampling.narrows:
-        blocks = max(1, min(_CUT_BLOCKS // (batch * steps), tiles_of(size) // 2))
+        blocks = max(1, min(_CUT_BLOCKS // (batch * steps), tiles_of(size) // 4))
         launcher.launch(
             f"row_cutoffs_{suffix}",
             (batch * steps, blocks, 1),
             _CUT_THREADS,
             [
                 *(logits, row_stride, np.int32(steps), np.int32(size), lengths, *asked, *where),
-                *(table.tile_masses, table.lane_maxima, table.peak),
-                *(table.normaliser, table.cut, table.cut_token, *meetings.all()),
+                *(table.tile_maxima, table.tile_sums, table.lane_maxima),
+                *(table.cut, table.cut_token, table.kept, *meetings.all()),
             ],
         )
 
 
 @cache
 def _blocks_of_row(device: torch.device, batch: int, size: int) -> int:
-    """Blocks of each row, so that all run at a time and take equally many tiles, but for the last."""
-    processors = 1
+    """Blocks of each row: as many as run at a time give every warp a tile; of few rows, every processor."""
+    processors, tiles = 1, tiles_of(size)
     if device.type == "cuda":
         processors = torch.cuda.get_device_properties(device).multi_processor_count
-    most = max(1, processors * _DRAWING_BLOCKS // batch)
-    tiles_each = -(-tiles_of(size) // most)
-    return -(-tiles_of(size) // tiles_each)
+    wanted = max(-(-tiles // _DRAWING_WARPS), min(tiles, processors // batch))
+    return max(1, min(wanted, processors * _DRAWING_BLOCKS // batch))
 
 
 def _row_stride(logits: Tensor) -> np.int64:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from driftguard_engine.kernels import verify as verify_kernels
 from driftguard_engine.kernels.cuda.launcher import Argument, Launcher, Size
+from driftguard_engine.kernels.reference import tiles
 from driftguard_engine.kernels.reference import verify as reference
 from driftguard_engine.kernels.reference.distribution import TokenDistributions, token_distributions
 from driftguard_engine.kernels.reference.exp2 import fused_exp2
@@ -24,7 +25,7 @@ TEMPERATURES = [1.0, 0.0, 0.7, 1.3, 1e-3]
 TOP_KS = [0, 3, 0, 50, 0, 1, 0]
 TOP_PS = [1.0, 1.0, 0.9, 1.0, 0.3, 1.0]
 
-ROWS, DRAFTS, SIZE = 10, 3, 4097  # of the special cases: two tiles, the second one with a single token
+ROWS, DRAFTS, SIZE = 10, 3, 4097  # of the special cases: three tiles, the last one with a single token
 
 
 @dataclass(frozen=True)
@@ -250,6 +251,8 @@ def assert_same_distributions(
     uncut = replace(own, top_k=np.zeros_like(own.top_k), top_p=np.ones_like(own.top_p))
     chosen = read[rows].flatten().nonzero().squeeze(1)
     index = (rows.unsqueeze(1) * steps + torch.arange(steps)).flatten()[chosen]
+    scale = torch.from_numpy(own.scale).repeat_interleave(steps)[chosen]
+    found = Laws.of(table, index, scale)
     wanted: dict[str, Any] = {
         "peak": expected.peak,
         "normaliser": expected.normaliser,
@@ -258,6 +261,30 @@ def assert_same_distributions(
         "tile_masses": token_distributions(singles, uncut, fused_exp2).tile_mass,
     }
     for name, values in wanted.items():
-        found = getattr(table, name).cpu()[index]
+        here = getattr(found, name)
         known = torch.from_numpy(values).flatten(0, 1)[chosen]
-        assert torch.equal(found, known.to(found.dtype)), f"{name}: {context}"
+        assert torch.equal(here, known.to(here.dtype)), f"{name}: {context}"
+
+
+@dataclass(frozen=True)
+class Laws:
+    """What the kernels' table says of N rows, on the CPU, added up as its readers do."""
+
+    peak: Tensor  # [N]
+    normaliser: Tensor  # [N]
+    cut: Tensor  # [N]
+    cut_token: Tensor  # [N]
+    tile_masses: Tensor  # [N, T], as if nothing were cut
+
+    @classmethod
+    def of(cls, table: DistributionTable, rows: Tensor, scale: Tensor) -> Laws:
+        """rows: int64 [N]. scale: float32 [N], in powers of two."""
+        maxima, sums, cut, cut_token, kept = (
+            values.cpu()[rows]
+            for values in (table.tile_maxima, table.tile_sums, table.cut, table.cut_token, table.kept)
+        )
+        peak = maxima.max(-1).values
+        weights = fused_exp2((maxima - peak.unsqueeze(1)).numpy(), scale.unsqueeze(1).numpy())
+        masses = sums.double() * torch.from_numpy(weights)
+        normaliser = torch.from_numpy(tiles.row_sum(masses.numpy()))
+        return cls(peak, torch.where(cut > -torch.inf, kept, normaliser), cut, cut_token, masses)

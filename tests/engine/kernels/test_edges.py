@@ -53,7 +53,7 @@ def check(module: Module, given: Case, context: str = "", seed: int = 0) -> Work
 
 
 @DTYPES
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 4095, 4096, 4097, 12_301])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 2047, 2048, 2049, 4097, 12_301])
 def test_rows_that_start_anywhere(module: Module, size: int, dtype: torch.dtype) -> None:
     padding = {torch.bfloat16: 3, torch.float16: 5, torch.float32: 1}[dtype]
     given = replace(cases.case(3, 1, size, dtype), padding=padding)
@@ -156,7 +156,7 @@ def test_certain_drafts(module: Module, dtype: torch.dtype) -> None:
 @DTYPES
 @pytest.mark.parametrize("certain", [False, True])
 def test_residuals_of_aligned_rows(module: Module, certain: bool, dtype: torch.dtype) -> None:
-    """Two whole tiles and a part; cuts in, between and beyond them, where equal logits stay up to a token."""
+    """Whole tiles and a part; cuts in, between and beyond them, where equal logits stay up to a token."""
     size, rows = 2 * 4096 + 5 * 256 + 8, 12
     sampling = sampling_of(rows, [1.0, 0.7], [0, 5000, 100, 4095, 4096, 4097, 0], [1.0, 1.0, 1.0, 1.0, 0.4])
     given = case(rows, 1, size, sampling)
@@ -228,10 +228,10 @@ def test_blocks_that_share_a_row_change_nothing(module: Module, blocks: int) -> 
 
 
 def test_a_row_of_many_tiles(module: Module) -> None:
-    """18 tiles: blocks take one after another, or the same number each, or there is one to every tile."""
-    given = case(2, 1, 18 * 4096 - 5)
+    """36 tiles: warps take one after another, or one each, or there is a block to every tile."""
+    given = case(2, 1, 36 * tiles.TILE - 5)
     given.target[:, 0].neg_()
-    for blocks in (1, 6, 16, 18):
+    for blocks in (1, 3, 5, 36):
         space = cases.run(Shared(Emulated(module, blocks), blocks), given, CPU)
         assert_equal_to_reference(given, space, f"{blocks} blocks")
     assert space.accepted.tolist() == [0, 0]

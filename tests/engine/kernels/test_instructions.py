@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 LOADED = {"bf16": 8, "fp16": 8, "fp32": 4}  # logits, by one load of 16 bytes
-TILE_OF_LANE = 128  # logits of a tile that one lane weighs
+TILE_OF_LANE = 64  # logits of a tile that one lane weighs
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_statistics(statistics: dict[str, Kernel], suffix: str) -> None:
     """Of a whole tile, loaded at once: all that a warp executes, and the weights alone."""
     kernel = statistics[f"row_statistics_{suffix}"]
     weights = max(kernel.blocks, key=lambda block: kernel.count(block, "FFMA"))
-    assert kernel.shortest_through(weights) / TILE_OF_LANE <= 13
+    assert kernel.shortest_through(weights) / TILE_OF_LANE <= 13.5
     assert len(weights) / TILE_OF_LANE <= 12.1
     assert max(kernel.count(block, "LDG.E.128") for block in kernel.blocks) == TILE_OF_LANE / LOADED[suffix]
     # Nor does a row's last tile, which ends earlier, wait for a maximum before all of it is under way: loads
@@ -78,16 +78,17 @@ def test_statistics_in_float32(statistics: dict[str, Kernel]) -> None:
     assert sum(len(loop) for loop in loops) / (8 * LOADED["fp32"]) <= 13
 
 
-@pytest.mark.parametrize(("suffix", "budget"), [("bf16", 15.5), ("fp16", 15.5), ("fp32", 15)])
-def test_residuals(verification: dict[str, Kernel], suffix: str, budget: float) -> None:
-    """Of two runs of two rows: all loads before the barrier, and behind it weights without a branch."""
+@pytest.mark.parametrize(("suffix", "runs"), [("bf16", 4), ("fp16", 4), ("fp32", 2)])
+def test_residuals(verification: dict[str, Kernel], suffix: str, runs: int) -> None:
+    """Of several runs of two rows: all loads before the barrier, and behind it weights without a branch."""
     kernel = verification[f"verify_chain_{suffix}"]
     weights = of_most(kernel, "FFMA")
-    loads = range(weights.start - 40, weights.start)
-    assert kernel.count(weights, "FFMA") == 6 * 32
-    assert len(weights) / 32 <= budget
+    loads = range(weights.start - 60, weights.start)
+    logits = 2 * 8 * runs
+    assert kernel.count(weights, "FFMA") == 6 * logits
+    assert len(weights) / logits <= 16
     assert kernel.count(weights, "LDG") == 0
-    assert kernel.count(loads, "LDG.E.128") == 32 / LOADED[suffix]
+    assert kernel.count(loads, "LDG.E.128") == logits / LOADED[suffix]
 
 
 @pytest.mark.parametrize("suffix", LOADED)

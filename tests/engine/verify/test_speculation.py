@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.engine.verify.distributions import sample_draft
 
 CPU = torch.device("cpu")
-ROWS, DRAFTS, SIZE = 9, 3, 4099  # two tiles
+ROWS, DRAFTS, SIZE = 9, 3, 4099  # three tiles
 TEMPERATURE = torch.tensor([1.0, 0.0, 0.7, 1.0, 2.5, 0.0, 1.0, 1.3, 1.0])
 TOP_K = torch.tensor([0, 3, 0, 50, 0, 0, 1, 0, 0])
 TOP_P = torch.tensor([1.0, 1.0, 0.9, 1.0, 0.3, 1.0, 1.0, 1.0, 1.0])
@@ -29,7 +29,7 @@ def new_step(drafted: Tensor = LENGTHS) -> Verification:
 def new_logits() -> tuple[Tensor, Tensor]:
     random = torch.Generator().manual_seed(21)
     target = 2 * torch.randn(ROWS, DRAFTS + 1, SIZE, generator=random)
-    return target, target[:, :-1] + 0.3 * torch.randn(ROWS, DRAFTS, SIZE, generator=random)
+    return target, target[:, :-1] + 0.6 * torch.randn(ROWS, DRAFTS, SIZE, generator=random)
 
 
 def draw_all(step: Verification, draft: Tensor) -> None:

@@ -13,7 +13,7 @@ typedef long long i64;
 constexpr int WARP = 32;
 constexpr int RUN = 8;              // neighbouring elements that one lane reads at a time
 constexpr int CHUNK = WARP * RUN;   // elements that a warp reads at a time
-constexpr int CHUNKS = 16;
+constexpr int CHUNKS = 8;
 constexpr int TILE = CHUNKS * CHUNK;  // elements summed together, in an order that only their index decides
 
 constexpr float INF = __builtin_bit_cast(float, 0x7f800000u);

@@ -1,7 +1,7 @@
 // Where top-k and top-p end: the last logit that stays, its token, and the sum of the weights that stay, for each
 // row of a request that asks for it (`distribution._cut`).
 //
-// K1 left the maximum of every 128 logits (a lane's share of a tile). Of n such maxima, n or more logits are at
+// K1 left the maximum of every 64 logits (a lane's share of a tile). Of n such maxima, n or more logits are at
 // least as large as the smallest; so the k largest logits lie in the shares whose maximum is among the k largest. And
 // the tokens below (1 - top_p) x normaliser / V hold less than 1 - top_p together; so the nucleus lies in the shares
 // whose maximum weighs more. Where these are at most half of the shares, one block reads only those and sorts what it
@@ -13,7 +13,8 @@
 // narrows them by a radix select first, over the bits of their keys in which they differ, until they fit or are equal.
 //
 // Both ways find the same cut: weights are added as integers.
-#include "arithmetic.cuh"
+#include "early.cuh"
+#include "law.cuh"
 
 constexpr int CUT_THREADS = 512;
 constexpr int CUT_WARPS = CUT_THREADS / WARP;
@@ -163,12 +164,18 @@ __device__ __forceinline__ int power_of_two_from(int count) {
     return size;
 }
 
-// The `rank`-th largest of the shares' maxima (1 is the largest).
+// A lane's shares of two neighbouring tiles are one where maxima are sorted: half as many take half the time.
+__device__ __forceinline__ int pairs_of(int shares) { return (shares + 2 * WARP - 1) / (2 * WARP) * WARP; }
+
+// The `rank`-th largest of the maxima of such pairs (1 is the largest).
 template <typename Logit>
 __device__ __forceinline__ float bound_by_shares(const Row<Logit>& row, int shares, int rank, u64* entries) {
-    const int size = power_of_two_from(shares);
-    for (int share = threadIdx.x; share < size; share += CUT_THREADS) {
-        entries[share] = share < shares ? static_cast<u64>(~key_of(row.lane_maxima[share])) : ~0ull;
+    const int pairs = pairs_of(shares), size = power_of_two_from(pairs);
+    for (int pair = threadIdx.x; pair < size; pair += CUT_THREADS) {
+        const int share = pair / WARP * 2 * WARP + pair % WARP;
+        u32 key = pair < pairs ? key_of(row.lane_maxima[share]) : 0;
+        if (pair < pairs && share + WARP < shares) key = max(key, key_of(row.lane_maxima[share + WARP]));
+        entries[pair] = pair < pairs ? static_cast<u64>(~key) : ~0ull;
     }
     sort(entries, size);
     const float bound = logit_of(~static_cast<u32>(entries[rank - 1]));
@@ -498,7 +505,7 @@ __device__ __forceinline__ bool few_shares(const Row<Logit>& row, double normali
     u32 least = LEAST_KEY, low = LEAST_KEY;
     bool few = row.size <= CANDIDATES;
     if (!few && scratch.top_k > 0) {
-        few = scratch.top_k <= shares / 2 && shares <= CANDIDATES;
+        few = scratch.top_k <= pairs_of(shares) / 2 && pairs_of(shares) <= CANDIDATES;
         if (few && blockIdx.y == 0) {
             low = max(key_of(bound_by_shares(row, shares, scratch.top_k, scratch.entries)), LEAST_KEY);
         }
@@ -523,42 +530,39 @@ __device__ __forceinline__ bool few_shares(const Row<Logit>& row, double normali
     return few;
 }
 
-// As K1 added them up (`row_law`), in every warp.
-__device__ __forceinline__ double sum_of_tiles(const double* masses, int tiles) {
-    double total = 0.0;
-    for (int tile = threadIdx.x % WARP; tile < tiles; tile += WARP) total = __dadd_rn(total, masses[tile]);
-    return sum_by_halves(total);
-}
-
 // Grid: batch x steps, any number that share a row, blocks of CUT_THREADS threads. Arguments as `row_statistics`,
-// after which it runs; normalisers, cuts and cut_tokens are written anew for the rows of requests that ask for top-k or
-// top-p. arrivals [batch x steps], and where more than one block shares a row bin_counts and bin_masses [batch x
+// after which it runs; cuts, cut_tokens and kept are written for the rows of requests that ask for top-k or top-p. arrivals [batch x steps], and where more than one block shares a row bin_counts and bin_masses [batch x
 // steps, BINS]: zero, and left zero.
 template <typename Logit>
 __device__ __forceinline__ void row_cutoffs(
     const Logit* __restrict__ logits, i64 row_stride, int steps, int size, const int* __restrict__ lengths,
     const float* __restrict__ scales, const int* __restrict__ top_ks, const float* __restrict__ top_ps, int law_stride,
-    int law_offset, const double* __restrict__ tile_masses, const float* __restrict__ lane_maxima,
-    const float* __restrict__ peaks, double* normalisers, float* cuts, int* cut_tokens, u32* arrivals,
-    u32* bin_counts, u64* bin_masses
+    int law_offset, const float* __restrict__ tile_maxima, const float* __restrict__ tile_sums,
+    const float* __restrict__ lane_maxima, float* cuts, int* cut_tokens, double* kept, u32* arrivals, u32* bin_counts,
+    u64* bin_masses
 ) {
     __shared__ CutScratch scratch;
+    let_the_next_kernel_begin();
+    await_the_kernel_before();
     const int request = blockIdx.x / steps, step = blockIdx.x % steps;
     const i64 law = static_cast<i64>(request) * law_stride + law_offset + step;
     const int top_k = top_ks[request] > 0 && top_ks[request] < size ? top_ks[request] : 0;
     const double top_p = top_ps[request] < 1.0f ? static_cast<double>(top_ps[request]) : 1.0;
     if (scales[request] == 0.0f || (top_k == 0 && top_p == 1.0)) return;
     if (lengths != nullptr && step > lengths[request]) return;
-    if (!(peaks[law] > -INF && peaks[law] < INF)) return;  // no law: verification says so
-
     const int tiles = (size + TILE - 1) / TILE;
+    // Not `of`: a block that is alone may write a cut before others of the row begin.
+    RowLaw found[1];
+    uncut_laws_of(LawTable{tile_maxima, tile_sums}, {law}, tiles, scales[request], found);
+    const RowLaw& uncut = found[0];
+    if (!uncut.exists()) return;  // verification says so
+
     const Logit* at = logits + static_cast<i64>(blockIdx.x) * row_stride;
     const float* maxima = lane_maxima + law * tiles * WARP;
-    const Row<Logit> row = {at, size, starts_on_16_bytes(at), scales[request], peaks[law], maxima};
+    const Row<Logit> row = {at, size, starts_on_16_bytes(at), scales[request], uncut.peak, maxima};
     if (threadIdx.x == 0) scratch.top_k = top_k, scratch.top_p = top_p;
     __syncthreads();
-    // Not from `normalisers`: a block that is alone writes there before others of the row begin.
-    const bool alone = few_shares(row, sum_of_tiles(tile_masses + law * tiles, tiles), scratch);
+    const bool alone = few_shares(row, uncut.normaliser, scratch);
     if (alone && blockIdx.y > 0) return;
 
     const SharedBins shared_bins = {bin_counts, bin_masses, arrivals};
@@ -591,20 +595,20 @@ __device__ __forceinline__ void row_cutoffs(
     if (counted) shared_bins.clear();
     if (threadIdx.x == 0) {
         cuts[law] = scratch.cut.logit, cut_tokens[law] = scratch.cut.token;
-        normalisers[law] = __dmul_rn(static_cast<double>(scratch.cut.kept), 1.0 / FIXED_ONE);
+        kept[law] = __dmul_rn(static_cast<double>(scratch.cut.kept), 1.0 / FIXED_ONE);
     }
 }
 
 #define ROW_CUTOFFS(NAME, LOGIT)                                                                                  \
     extern "C" __global__ void __launch_bounds__(CUT_THREADS, 2) NAME(                                            \
         const LOGIT* logits, i64 row_stride, int steps, int size, const int* lengths, const float* scales,        \
-        const int* top_ks, const float* top_ps, int law_stride, int law_offset, const double* tile_masses,        \
-        const float* lane_maxima, const float* peaks, double* normalisers, float* cuts, int* cut_tokens,          \
+        const int* top_ks, const float* top_ps, int law_stride, int law_offset, const float* tile_maxima,         \
+        const float* tile_sums, const float* lane_maxima, float* cuts, int* cut_tokens, double* kept,             \
         u32* arrivals, u32* bin_counts, u64* bin_masses                                                           \
     ) {                                                                                                           \
         row_cutoffs(                                                                                              \
             logits, row_stride, steps, size, lengths, scales, top_ks, top_ps, law_stride, law_offset,             \
-            tile_masses, lane_maxima, peaks, normalisers, cuts, cut_tokens, arrivals, bin_counts, bin_masses      \
+            tile_maxima, tile_sums, lane_maxima, cuts, cut_tokens, kept, arrivals, bin_counts, bin_masses         \
         );                                                                                                        \
     }
 

@@ -1,14 +1,22 @@
 // Weights under a law, and drawing a token by them: by one block of DRAW_THREADS threads.
 #pragma once
 
-#include "arithmetic.cuh"
+#include "law.cuh"
 #include "philox.cuh"
 
 constexpr int DRAW_THREADS = 256;
 constexpr int DRAW_WARPS = DRAW_THREADS / WARP;
-constexpr int SHARE = TILE / DRAW_THREADS;  // neighbouring elements that one thread holds: two runs
+constexpr int SHARE = TILE / DRAW_THREADS;  // neighbouring elements that one thread holds
+static_assert(SHARE == RUN);
 
-// A row of logits under its law (`distribution.Laws`).
+// What a pointer that was kept in shared memory no longer tells the compiler, which would load more slowly.
+__device__ __forceinline__ void assume_global(const void* at) {
+#ifndef DRIFTGUARD_SIMT
+    __builtin_assume(__isGlobal(at));
+#endif
+}
+
+// A row of logits under its law.
 template <typename Logit> struct LawfulRow {
     typedef typename Reader<Logit>::Raw Raw;
     const Logit* logits;
@@ -34,8 +42,8 @@ template <typename Logit> struct LawfulRow {
         return logit >= least ? weight : 0.0f;
     }
 
-    __device__ __forceinline__ float weight_at(int token) const {
-        return weigh(Reader<Logit>::one(logits, token), least_kept(token));
+    __device__ __forceinline__ float weigh_token(int token, float logit) const {
+        return weigh(logit, least_kept(token));
     }
 
     __device__ __forceinline__ void weigh_run(int at, float (&weights)[RUN]) const {
@@ -48,7 +56,10 @@ template <typename Logit> struct LawfulRow {
     }
 
     // A run of an even tile (`Masses::even`), and its weights.
-    __device__ __forceinline__ Raw read(int at) const { return Reader<Logit>::read(logits, at, at + RUN, true); }
+    __device__ __forceinline__ Raw read(int at) const {
+        assume_global(logits);
+        return Reader<Logit>::read(logits, at, at + RUN, true);
+    }
     __device__ __forceinline__ void weigh_run(const Raw& run, float least, float (&weights)[RUN]) const {
         float logits_here[RUN];
         Reader<Logit>::unpack(run, logits_here);
@@ -57,14 +68,9 @@ template <typename Logit> struct LawfulRow {
     }
 };
 
-__device__ __forceinline__ void keep_run(const float (&run)[RUN], float* at) {
-    float4* const kept = reinterpret_cast<float4*>(at);
-    kept[0] = make_float4(run[0], run[1], run[2], run[3]);
-    kept[1] = make_float4(run[4], run[5], run[6], run[7]);
-}
-
 // What a token is drawn by: the weights of the target's row, or what its law has above the draft's.
 template <typename Logit> struct Masses {
+    static constexpr int AHEAD = sizeof(Logit) == 4 ? 2 : 4;  // runs of a row that are under way at a time
     LawfulRow<Logit> target, draft;
     bool residual;
     int certain;  // residual: token that the draft held for certain, -1 where it has logits
@@ -81,6 +87,7 @@ template <typename Logit> struct Masses {
     __device__ __forceinline__ void run(int at, float (&masses)[RUN]) const {
         target.weigh_run(at, masses);
         if (!residual) return;
+        __syncwarp();  // one row after the other: both at a time take more registers than there are
         float other[RUN];
         if (certain < 0) {
             draft.weigh_run(at, other);
@@ -92,26 +99,31 @@ template <typename Logit> struct Masses {
         for (int place = 0; place < RUN; ++place) masses[place] = excess(masses[place], other[place]);
     }
 
-    // The runs at `at` and half a tile further, of an even tile: nothing is asked between their loads.
+    // Adds this lane's runs of an even tile, chunk after chunk: nothing is asked between the loads.
     template <bool READS_DRAFT>
-    __device__ __forceinline__ void even_runs(int start, int at, float (&masses)[2][RUN]) const {
+    __device__ __forceinline__ void add_even(int start, float (&sums)[RUN]) const {
         const float least = target.least_kept(start), least_of_draft = READS_DRAFT ? draft.least_kept(start) : 0.0f;
-        typename Reader<Logit>::Raw of_target[2], of_draft[2];
+        const int first = start + static_cast<int>(threadIdx.x % WARP) * RUN;
+#pragma unroll 1
+        for (int chunk = 0; chunk < CHUNKS; chunk += AHEAD) {
+            typename Reader<Logit>::Raw of_target[AHEAD], of_draft[AHEAD];
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            of_target[half] = target.read(at + half * (TILE / 2));
-            if (READS_DRAFT) of_draft[half] = draft.read(at + half * (TILE / 2));
-        }
-        __syncwarp();  // else the assembler moves a load down to where it is used
+            for (int ahead = 0; ahead < AHEAD; ++ahead) {
+                of_target[ahead] = target.read(first + (chunk + ahead) * CHUNK);
+                if (READS_DRAFT) of_draft[ahead] = draft.read(first + (chunk + ahead) * CHUNK);
+            }
+            __syncwarp();  // else the assembler moves a load down to where it is used
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            float other[RUN];
-            target.weigh_run(of_target[half], least, masses[half]);
-            if (READS_DRAFT) draft.weigh_run(of_draft[half], least_of_draft, other);
+            for (int ahead = 0; ahead < AHEAD; ++ahead) {
+                float masses[RUN], other[RUN];
+                target.weigh_run(of_target[ahead], least, masses);
+                if (READS_DRAFT) draft.weigh_run(of_draft[ahead], least_of_draft, other);
 #pragma unroll
-            for (int place = 0; place < RUN; ++place) {
-                masses[half][place] = READS_DRAFT ? excess(masses[half][place], other[place])
-                                                  : __fmul_rn(masses[half][place], target_reciprocal);
+                for (int place = 0; place < RUN; ++place) {
+                    const float mass = READS_DRAFT ? excess(masses[place], other[place])
+                                                   : __fmul_rn(masses[place], target_reciprocal);
+                    sums[place] = __fadd_rn(sums[place], mass);
+                }
             }
         }
     }
@@ -124,43 +136,23 @@ template <typename Logit> struct Masses {
     }
 };
 
-// What the threads of a block leave to each other while they sum a tile.
-struct TileScratch {
-    alignas(16) float masses[TILE];
-    float lanes[WARP];
-};
-
-// Mass of the tile that begins at `start`, by the whole block, the same in every thread. Each thread weighs two runs;
-// what they weigh is then added in the order of `tiles.tile_sums`: the chunks one after another, a lane's eight places
-// by halves, the lanes by halves.
-template <typename Logit>
-__device__ __forceinline__ float mass_of_tile(const Masses<Logit>& masses, int start, TileScratch& scratch) {
-    const int first = static_cast<int>(threadIdx.x) * RUN;  // in the tile; the second run is half a tile away
-    float here[2][RUN];
+// Mass of the tile that begins at `start`, by one warp, the same in every lane, in the order of `tiles.tile_sums`.
+template <typename Logit> __device__ __forceinline__ float mass_of_tile(const Masses<Logit>& masses, int start) {
+    float sums[RUN] = {};
     if (!masses.even(start)) {
 #pragma unroll 1
-        for (int half = 0; half < 2; ++half) {
-            masses.run(start + half * (TILE / 2) + first, here[0]);
-            keep_run(here[0], scratch.masses + half * (TILE / 2) + first);
+        for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+            float run[RUN];
+            masses.run(start + chunk * CHUNK + static_cast<int>(threadIdx.x % WARP) * RUN, run);
+#pragma unroll
+            for (int place = 0; place < RUN; ++place) sums[place] = __fadd_rn(sums[place], run[place]);
         }
     } else if (masses.reads_draft()) {
-        masses.template even_runs<true>(start, start + first, here);
-        keep_run(here[0], scratch.masses + first), keep_run(here[1], scratch.masses + TILE / 2 + first);
+        masses.template add_even<true>(start, sums);
     } else {
-        masses.template even_runs<false>(start, start + first, here);
-        keep_run(here[0], scratch.masses + first), keep_run(here[1], scratch.masses + TILE / 2 + first);
+        masses.template add_even<false>(start, sums);
     }
-    __syncthreads();
-    float sum = 0.0f;
-#pragma unroll
-    for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-        sum = __fadd_rn(sum, scratch.masses[chunk * CHUNK + static_cast<int>(threadIdx.x)]);
-    }
-#pragma unroll
-    for (int place = RUN / 2; place > 0; place /= 2) sum = __fadd_rn(sum, __shfl_xor_sync(FULL_WARP, sum, place));
-    if (threadIdx.x % RUN == 0) scratch.lanes[threadIdx.x / RUN] = sum;
-    __syncthreads();
-    return sum_by_halves(scratch.lanes[threadIdx.x % WARP]);
+    return tile_sum(sums);
 }
 
 // Inclusive sum over the warp's lanes.
@@ -235,22 +227,13 @@ __device__ inline int pick(const Held& held, u64 word, PickScratch& scratch) {
     return scratch.picked;
 }
 
-// Masses of a row's tiles: as K1 summed them, else as `mass_of_tile` did.
-struct TileMasses {
-    const double* summed;  // null: `anew` counts
-    const volatile float* anew;
-    __device__ __forceinline__ double of(int tile) const {
-        return summed != nullptr ? summed[tile] : static_cast<double>(anew[tile]);
-    }
-};
-
 // The tile by words.second, the token in it by words.first.
 template <typename Logit>
 __device__ __forceinline__ int draw(
-    const TileMasses& tile_masses, const Masses<Logit>& masses, int size, const RandomWords& words, Held& held,
+    const TileMasses& tile_masses, const Masses<Logit>& masses, const RandomWords& words, Held& held,
     PickScratch& scratch
 ) {
-    const int tiles = (size + TILE - 1) / TILE, first = threadIdx.x * SHARE;
+    const int tiles = (masses.target.size + TILE - 1) / TILE, first = threadIdx.x * SHARE;
     int start = 0;
 #pragma unroll 1  // one copy of `pick`: it is long
     for (int inside = 0; inside < 2; ++inside) {
@@ -261,12 +244,9 @@ __device__ __forceinline__ int draw(
             }
         } else {
             float run[RUN];
+            masses.run(start + first, run);
 #pragma unroll
-            for (int half = 0; half < SHARE / RUN; ++half) {
-                masses.run(start + first + half * RUN, run);
-#pragma unroll
-                for (int place = 0; place < RUN; ++place) held[half * RUN + place][threadIdx.x] = run[place];
-            }
+            for (int place = 0; place < RUN; ++place) held[place][threadIdx.x] = run[place];
         }
         const int picked = pick(held, inside == 0 ? words.second : words.first, scratch);
         start = inside == 0 ? picked * TILE : start + picked;

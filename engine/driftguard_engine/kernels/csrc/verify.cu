@@ -1,29 +1,21 @@
 // K2: accept drafts up to the first rejection, and draw the token that the target itself adds; and the draws of the
 // draft. Reads the laws that K1 left. Several blocks share a row's tiles; the one that finishes last draws.
 #include "draw.cuh"
+#include "early.cuh"
 
 // Status of a request: what the host reports instead of tokens.
 constexpr int OK = 0, TARGET_HAS_NO_LAW = 1, DRAFT_HAS_NO_LAW = 2;
 
 // That run at a time on a multiprocessor: what registers allow.
-template <typename Logit> constexpr int DRAW_BLOCKS = sizeof(Logit) == 4 ? 2 : 3;
+template <typename Logit> constexpr int DRAW_BLOCKS = sizeof(Logit) == 4 ? 3 : 4;
 
-// Laws as K1 writes them, one row after another; `distribution.Laws`.
-struct LawTable {
-    const float* tile_maxima;
-    const double* tile_masses;
-    const float* peaks;
-    const double* normalisers;
-    const float* cuts;
-    const int* cut_tokens;
+template <typename Logit>
+__device__ __forceinline__ LawfulRow<Logit> under(const RowLaw& law, const Logit* logits, int size, float scale) {
+    return {logits, size, starts_on_16_bytes(logits), scale, law.peak, law.cut, law.cut_token};
+}
 
-    __device__ __forceinline__ bool has_law(i64 law) const { return peaks[law] > -INF && peaks[law] < INF; }
-
-    template <typename Logit>
-    __device__ __forceinline__ LawfulRow<Logit> row(const Logit* logits, int size, float scale, i64 law) const {
-        return {logits, size, starts_on_16_bytes(logits), scale, peaks[law], cuts[law], cut_tokens[law]};
-    }
-};
+// Of a request's rows, by step.
+struct ChainLaws { RowLaw p[WARP], q[WARP]; };
 
 // One request's part of the arguments.
 template <typename Logit> struct Chain {
@@ -37,62 +29,89 @@ template <typename Logit> struct Chain {
     LawTable p, q;
     i64 p_law, q_law;  // of step 0
 
-    __device__ __forceinline__ LawfulRow<Logit> target_row(int step) const {
-        return p.row(target + step * target_stride, size, scale, p_law + step);
+    __device__ __forceinline__ int tiles() const { return (size + TILE - 1) / TILE; }
+    __device__ __forceinline__ LawfulRow<Logit> target_row(int step, const RowLaw& law) const {
+        return under(law, target + step * target_stride, size, scale);
     }
-    __device__ __forceinline__ LawfulRow<Logit> draft_row(int step) const {
-        return q.row(draft + step * draft_stride, size, scale, q_law + step);
+    __device__ __forceinline__ LawfulRow<Logit> draft_row(int step, const RowLaw& law) const {
+        return under(law, draft + step * draft_stride, size, scale);
     }
     __device__ __forceinline__ bool known(int step) const { return 0 <= tokens[step] && tokens[step] < size; }
-
-    // u q(x) < p(x), multiplied out; `step` below the length.
-    __device__ __forceinline__ bool passes(int step) const {
-        if (!known(step)) return false;
-        const int token = static_cast<int>(tokens[step]);
-        const LawfulRow<Logit> here = target_row(step);
-        const double p_weight = here.weight_at(token);
-        double q_weight = 1.0, q_normaliser = 1.0;
-        if (draft != nullptr) {
-            const LawfulRow<Logit> there = draft_row(step);
-            q_weight = there.weight_at(token);
-            q_normaliser = q.normalisers[q_law + step];
-        }
-        const double uniform = uniform_of(random_words(seed, position + step, ACCEPT).first);
-        return __dmul_rn(uniform, __dmul_rn(q_weight, p.normalisers[p_law + step])) < __dmul_rn(p_weight, q_normaliser);
-    }
 };
 
-struct Scratch {
+// A draft token, and what of its test depends on no law. Lane s of the first warp holds that of step s.
+struct Offered {
+    int token = -1;  // -1: none, or one that the vocabulary lacks
+    float target_logit = 0.0f, draft_logit = 0.0f;
+    double uniform = 0.0;
+};
+
+template <typename Logit> __device__ __forceinline__ Offered offered_by(const Chain<Logit>& chain) {
+    const int step = threadIdx.x;
+    Offered offered;
+    if (step >= chain.length || !chain.known(step)) return offered;
+    offered.token = static_cast<int>(chain.tokens[step]);
+    if (chain.scale == 0.0f) return offered;
+    offered.target_logit = Reader<Logit>::one(chain.target + step * chain.target_stride, offered.token);
+    if (chain.draft != nullptr) {
+        offered.draft_logit = Reader<Logit>::one(chain.draft + step * chain.draft_stride, offered.token);
+    }
+    offered.uniform = uniform_of(random_words(chain.seed, chain.position + step, ACCEPT).first);
+    return offered;
+}
+
+// u q(x) < p(x), multiplied out.
+template <typename Logit>
+__device__ __forceinline__ bool passes(const Chain<Logit>& chain, int step, const Offered& offered, const ChainLaws& laws) {
+    const double p_weight = chain.target_row(step, laws.p[step]).weigh_token(offered.token, offered.target_logit);
+    double q_weight = 1.0, q_normaliser = 1.0;
+    if (chain.draft != nullptr) {
+        q_weight = chain.draft_row(step, laws.q[step]).weigh_token(offered.token, offered.draft_logit);
+        q_normaliser = laws.q[step].normaliser;
+    }
+    return __dmul_rn(offered.uniform, __dmul_rn(q_weight, laws.p[step].normaliser)) < __dmul_rn(p_weight, q_normaliser);
+}
+
+template <typename Logit> struct Scratch {
+    ChainLaws laws;
+    Masses<Logit> masses;  // what is drawn by: in registers, all of it would be in the way
     PickScratch pick;
-    union { TileScratch tile; Held held; };
+    Held held;
     int accepted, status;
     int best[WARP];  // greedy: the target's choice at each step
     bool last;
 };
 
-// By the whole block: is this the last of `blocks` to come here? What the others wrote can then be read.
-__device__ __forceinline__ bool arrives_last(u32* arrivals, u32 blocks, Scratch& scratch) {
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        __threadfence();
-        scratch.last = atomicAdd(arrivals, 1u) == blocks - 1;
-        if (scratch.last) *arrivals = 0;
-        __threadfence();
-    }
-    __syncthreads();
-    return scratch.last;
+// What came before it here is seen by whoever reads behind a later one: a release and an acquire (PTX ISA, 8.10).
+__device__ __forceinline__ u32 add_in_order(u32* at, u32 more) {
+#ifdef DRIFTGUARD_SIMT
+    return atomicAdd(at, more);
+#else
+    u32 before;
+    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(at), "r"(more) : "memory");
+    return before;
+#endif
 }
 
-// Tiles first, first + apart, ... of the row by this block, one after another, into tile_masses.
+// By the whole block: is this the last of `blocks` to come here? What the others wrote can then be read.
+__device__ __forceinline__ bool arrives_last(u32* arrivals, u32 blocks, bool& last) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        last = add_in_order(arrivals, 1u) == blocks - 1;
+        if (last) *arrivals = 0;
+    }
+    __syncthreads();
+    return last;
+}
+
+// A warp of this block takes the tiles of `part`, of `parts` blocks that share the row, one after another.
 template <typename Logit>
-__device__ __forceinline__ void sum_tiles(
-    const Masses<Logit>& masses, int size, int first, int apart, float* tile_masses, TileScratch& scratch
-) {
-    const int tiles = (size + TILE - 1) / TILE;
+__device__ __forceinline__ void sum_tiles(const Masses<Logit>& masses, int tiles, int part, int parts, float* tile_masses) {
+    const int first = part + static_cast<int>(threadIdx.x / WARP) * parts;
 #pragma unroll 1
-    for (int tile = first; tile < tiles; tile += apart) {
-        const float mass = mass_of_tile(masses, tile * TILE, scratch);
-        if (threadIdx.x == 0) tile_masses[tile] = mass;
+    for (int tile = first; tile < tiles; tile += parts * DRAW_WARPS) {
+        const float mass = mass_of_tile(masses, tile * TILE);
+        if (threadIdx.x % WARP == 0) tile_masses[tile] = mass;
     }
 }
 
@@ -102,63 +121,85 @@ template <typename Logit> __device__ __forceinline__ Masses<Logit> weights_of(co
 }
 
 // Lane s of the first warp decides step s. Leaves the number of accepted drafts and the status in the scratch.
-template <typename Logit> __device__ __forceinline__ void accept(const Chain<Logit>& chain, Scratch& scratch) {
+template <typename Logit>
+__device__ __forceinline__ void accept(const Chain<Logit>& chain, const Offered& offered, Scratch<Logit>& scratch) {
     if (threadIdx.x >= WARP) return;
     const int step = threadIdx.x;
-    const bool drafted = step < chain.length;
-    const bool no_target = step <= chain.length && !chain.p.has_law(chain.p_law + step);
-    const bool reads_draft = drafted && chain.scale != 0.0f && chain.draft != nullptr && chain.known(step);
-    const bool no_draft = reads_draft && !chain.q.has_law(chain.q_law + step);
+    const bool known = offered.token >= 0;
+    const bool no_target = step <= chain.length && !scratch.laws.p[step].exists();
+    const bool reads_draft = known && chain.scale != 0.0f && chain.draft != nullptr;
+    const bool no_draft = reads_draft && !scratch.laws.q[step].exists();
     const u32 without_target = __ballot_sync(FULL_WARP, no_target);
     const u32 without_draft = __ballot_sync(FULL_WARP, no_draft);
-    bool passes = false;
-    if (drafted && (without_target | without_draft) == 0) {
-        passes = chain.scale != 0.0f ? chain.passes(step)
-                                     : chain.known(step) && chain.tokens[step] == scratch.best[step];
+    bool passed = false;
+    if (known && (without_target | without_draft) == 0) {
+        passed = chain.scale != 0.0f ? passes(chain, step, offered, scratch.laws)
+                                     : offered.token == scratch.best[step];
     }
-    const u32 stopped = __ballot_sync(FULL_WARP, !passes);  // step `length` always stops
+    const u32 stopped = __ballot_sync(FULL_WARP, !passed);  // step `length` always stops
     if (step == 0) {
         scratch.accepted = __ffs(stopped) - 1;
         scratch.status = without_target != 0 ? TARGET_HAS_NO_LAW : without_draft != 0 ? DRAFT_HAS_NO_LAW : OK;
     }
 }
 
+// The laws of each step: warps in turn take the target's rows and the draft's, several at a time.
+template <typename Logit> __device__ __forceinline__ void find_laws(const Chain<Logit>& chain, Scratch<Logit>& scratch) {
+    constexpr int AT_A_TIME = 3, PAIRS = DRAW_WARPS / 2;
+    const int warp = threadIdx.x / WARP;
+    const bool of_draft = warp % 2 != 0;
+    const int end = !of_draft ? chain.length + 1 : chain.draft != nullptr && chain.scale != 0.0f ? chain.length : 0;
+    const LawTable table = of_draft ? chain.q : chain.p;
+#pragma unroll 1
+    for (int first = warp / 2; first < end; first += AT_A_TIME * PAIRS) {
+        i64 rows[AT_A_TIME];
+        RowLaw laws[AT_A_TIME];
+#pragma unroll
+        for (int n = 0; n < AT_A_TIME; ++n) {
+            rows[n] = (of_draft ? chain.q_law : chain.p_law) + min(first + n * PAIRS, end - 1);
+        }
+        laws_of(table, rows, chain.tiles(), chain.scale, laws);
+#pragma unroll
+        for (int n = 0; n < AT_A_TIME; ++n) {
+            const int step = first + n * PAIRS;
+            if (step < end && threadIdx.x % WARP == 0) (of_draft ? scratch.laws.q : scratch.laws.p)[step] = laws[n];
+        }
+    }
+    __syncthreads();
+}
+
 // The target's choice at each step of a greedy request, a warp per step.
-template <typename Logit> __device__ __forceinline__ void choose(const Chain<Logit>& chain, Scratch& scratch) {
-    const int tiles = (chain.size + TILE - 1) / TILE;
+template <typename Logit> __device__ __forceinline__ void choose(const Chain<Logit>& chain, Scratch<Logit>& scratch) {
     for (int step = threadIdx.x / WARP; step <= chain.length; step += DRAW_WARPS) {
-        const i64 law = chain.p_law + step;
-        const int best = argmax_of(
-            chain.target + step * chain.target_stride, chain.size, chain.p.peaks[law], chain.p.tile_maxima + law * tiles
-        );
+        const float* const tile_maxima = chain.p.tile_maxima + (chain.p_law + step) * chain.tiles();
+        const Logit* const logits = chain.target + step * chain.target_stride;
+        const int best = argmax_of(logits, chain.size, scratch.laws.p[step].peak, tile_maxima);
         if (threadIdx.x % WARP == 0) scratch.best[step] = best;
     }
     __syncthreads();
 }
 
-// By the first thread: accepted drafts, the target's own token, -1 to the end; or -1 alone, and the reason.
+// A thread per step: accepted drafts, the target's own token, -1 to the end; or -1 alone, and the reason.
 template <typename Logit>
 __device__ __forceinline__ void emit(
-    const Chain<Logit>& chain, int steps, const Scratch& scratch, int own, i64* tokens, int* accepted, int* status
+    const Chain<Logit>& chain, int steps, const Scratch<Logit>& scratch, int own, i64* tokens, int* accepted, int* status
 ) {
-    if (threadIdx.x != 0) return;
-    const int kept = scratch.status == OK ? scratch.accepted : -1;
-    for (int step = 0; step < steps; ++step) {
-        tokens[step] = step < kept ? chain.tokens[step] : step == kept ? own : -1;
-    }
-    *accepted = kept, *status = scratch.status;
+    const int step = threadIdx.x, kept = scratch.status == OK ? scratch.accepted : -1;
+    if (step < steps) tokens[step] = step < kept ? chain.tokens[step] : step == kept ? own : -1;
+    if (step == 0) *accepted = kept, *status = scratch.status;
 }
 
 // What the target's own token is drawn by. After the last draft nothing was rejected, and an id that the vocabulary
 // lacks was no draw from q: both leave p itself.
-template <typename Logit> __device__ __forceinline__ Masses<Logit> own_masses(const Chain<Logit>& chain, int step) {
-    Masses<Logit> masses = weights_of(chain.target_row(step));
+template <typename Logit>
+__device__ __forceinline__ Masses<Logit> own_masses(const Chain<Logit>& chain, int step, const ChainLaws& laws) {
+    Masses<Logit> masses = weights_of(chain.target_row(step, laws.p[step]));
     masses.residual = step < chain.length && chain.known(step);
     if (masses.residual) {
-        masses.target_reciprocal = static_cast<float>(1.0 / chain.p.normalisers[chain.p_law + step]);
+        masses.target_reciprocal = laws.p[step].share;
         if (chain.draft != nullptr) {
-            masses.draft = chain.draft_row(step);
-            masses.draft_reciprocal = static_cast<float>(1.0 / chain.q.normalisers[chain.q_law + step]);
+            masses.draft = chain.draft_row(step, laws.q[step]);
+            masses.draft_reciprocal = laws.q[step].share;
         } else {
             masses.certain = static_cast<int>(chain.tokens[step]);
         }
@@ -166,29 +207,38 @@ template <typename Logit> __device__ __forceinline__ Masses<Logit> own_masses(co
     return masses;
 }
 
-// Returns whether this block is to draw the row's token, of all that share the row: exactly one is. `of_tiles` are then
-// the masses of its tiles: uncut those that K1 summed; a residual's, or those of a row with a cut, are summed anew into
-// `of_tiles.anew`. Where p = q up to rounding leaves a residual empty, p is what to draw from.
+// By the first thread, before `sum_shared`: what the row's token is drawn by.
 template <typename Logit>
-__device__ __forceinline__ bool sum_shared(
-    Masses<Logit>& masses, TileMasses& of_tiles, int size, float* tile_masses, u32* arrivals, Scratch& scratch
-) {
-    const int tiles = (size + TILE - 1) / TILE;
-    const double* const summed = of_tiles.summed;
-    int first = static_cast<int>(blockIdx.y), apart = static_cast<int>(gridDim.y);
+__device__ __forceinline__ void draw_by(const Masses<Logit>& masses, Scratch<Logit>& scratch) {
+    if (threadIdx.x == 0) scratch.masses = masses;
+}
+
+// Returns whether this block is to draw the row's token, of all that share the row: exactly one is. `summed` is then
+// whether its tiles were summed anew into `anew`: those of a residual, or of a row with a cut, were; else K1's sums
+// hold. Where p = q up to rounding leaves a residual empty, p is what to draw from.
+template <typename Logit>
+__device__ __forceinline__ bool sum_shared(float* anew, bool& summed, u32* arrivals, Scratch<Logit>& scratch) {
+    int part = static_cast<int>(blockIdx.y), parts = static_cast<int>(gridDim.y);
+    const Masses<Logit>& masses = scratch.masses;
+    __syncthreads();
+    const int tiles = (masses.target.size + TILE - 1) / TILE;
+    summed = false;
     if (!masses.residual && !masses.target.is_cut() && blockIdx.y != 0) return false;
 #pragma unroll 1  // twice only where the residual is empty
     while (masses.residual || masses.target.is_cut()) {
-        of_tiles.summed = nullptr;
-        sum_tiles(masses, size, first, apart, tile_masses, scratch.tile);
-        if (apart > 1 && !arrives_last(arrivals, gridDim.y, scratch)) return false;
+        sum_tiles(masses, tiles, part, parts, anew);
+        if (parts > 1 && !arrives_last(arrivals, gridDim.y, scratch.last)) return false;
         __syncthreads();
+        const volatile float* const found = anew;
         bool some = !masses.residual;
-        for (int tile = threadIdx.x; tile < tiles; tile += DRAW_THREADS) some = some || of_tiles.anew[tile] > 0.0f;
-        if (__syncthreads_or(some)) break;
-        masses = weights_of(masses.target);
-        of_tiles.summed = summed;
-        first = 0, apart = 1;  // by this block alone
+        for (int tile = threadIdx.x; tile < tiles; tile += DRAW_THREADS) some = some || found[tile] > 0.0f;
+        if (__syncthreads_or(some)) {
+            summed = true;
+            break;
+        }
+        if (threadIdx.x == 0) scratch.masses = weights_of(masses.target);
+        __syncthreads();
+        part = 0, parts = 1;  // by this block alone
     }
     return true;
 }
@@ -207,7 +257,7 @@ __device__ __forceinline__ void verify_chain(
     int size, const LawTable& p, const LawTable& q, float* tile_masses, u32* arrivals, i64* tokens, int* accepted,
     int* status
 ) {
-    __shared__ Scratch scratch;
+    __shared__ Scratch<Logit> scratch;
     const i64 request = blockIdx.x;
     const i64 first_target = request * steps, first_draft = request * (steps - 1);
     const Chain<Logit> chain = {
@@ -218,21 +268,25 @@ __device__ __forceinline__ void verify_chain(
     };
     const bool greedy = chain.scale == 0.0f;
     if (greedy && blockIdx.y != 0) return;
+    const Offered offered = offered_by(chain);
+    await_the_kernel_before();
+    find_laws(chain, scratch);
     if (greedy) choose(chain, scratch);
-    accept(chain, scratch);
+    accept(chain, offered, scratch);
     __syncthreads();
     int own = -1;
     if (scratch.status != OK || greedy) {
         if (blockIdx.y != 0) return;
         if (scratch.status == OK) own = scratch.best[scratch.accepted];
     } else {
-        const int step = scratch.accepted, tiles = (size + TILE - 1) / TILE;
-        float* const anew = tile_masses + request * tiles;
-        Masses<Logit> masses = own_masses(chain, step);
-        TileMasses of_tiles = {p.tile_masses + (first_target + step) * tiles, anew};
-        if (!sum_shared(masses, of_tiles, size, anew, arrivals + request, scratch)) return;
-        const RandomWords words = random_words(chain.seed, chain.position + step, RESIDUAL);
-        own = draw(of_tiles, masses, size, words, scratch.held, scratch.pick);
+        float* const anew = tile_masses + request * chain.tiles();
+        draw_by(own_masses(chain, scratch.accepted, scratch.laws), scratch);
+        bool summed;
+        if (!sum_shared(anew, summed, arrivals + request, scratch)) return;
+        const int step = scratch.accepted;
+        const TileMasses of_tiles = p.masses_of(first_target + step, scratch.masses.target, summed ? anew : nullptr);
+        const RandomWords words = random_words(seeds[request], positions[request] + step, RESIDUAL);
+        own = draw(of_tiles, scratch.masses, words, scratch.held, scratch.pick);
     }
     emit(chain, steps, scratch, own, tokens + first_target, accepted + request, status + request);
 }
@@ -245,55 +299,59 @@ __device__ __forceinline__ void draw_drafts(
     const float* __restrict__ scales, const i64* __restrict__ seeds, const i64* __restrict__ positions,
     const LawTable& laws, float* tile_masses, u32* arrivals, i64* tokens
 ) {
-    __shared__ Scratch scratch;
-    const i64 request = blockIdx.x, law = request * law_stride + step;
+    __shared__ Scratch<Logit> scratch;
+    const i64 request = blockIdx.x, row = request * law_stride + step;
     const int tiles = (size + TILE - 1) / TILE;
-    const Logit* row = logits + request * row_stride;
+    const Logit* here = logits + request * row_stride;
     const float scale = scales[request];
+    await_the_kernel_before();
+    RowLaw found[1];
+    laws_of(laws, {row}, tiles, scale, found);
+    const RowLaw& law = found[0];
     int token = -1;
-    if (!laws.has_law(law) || scale == 0.0f) {
+    if (!law.exists() || scale == 0.0f) {
         if (blockIdx.y != 0) return;
-        if (laws.has_law(law) && threadIdx.x < WARP) {
-            token = argmax_of(row, size, laws.peaks[law], laws.tile_maxima + law * tiles);
+        if (law.exists() && threadIdx.x < WARP) {
+            token = argmax_of(here, size, law.peak, laws.tile_maxima + row * tiles);
         }
     } else {
         float* const anew = tile_masses + request * tiles;
-        Masses<Logit> masses = weights_of(laws.row(row, size, scale, law));
-        TileMasses of_tiles = {laws.tile_masses + law * tiles, anew};
-        if (!sum_shared(masses, of_tiles, size, anew, arrivals + request, scratch)) return;
+        draw_by(weights_of(under(law, here, size, scale)), scratch);
+        bool summed;
+        if (!sum_shared(anew, summed, arrivals + request, scratch)) return;
+        const TileMasses of_tiles = laws.masses_of(row, scratch.masses.target, summed ? anew : nullptr);
         const RandomWords words = random_words(seeds[request], positions[request] + step, DRAFT);
-        token = draw(of_tiles, masses, size, words, scratch.held, scratch.pick);
+        token = draw(of_tiles, scratch.masses, words, scratch.held, scratch.pick);
     }
-    if (threadIdx.x == 0) tokens[law] = token;
+    if (threadIdx.x == 0) tokens[row] = token;
 }
 
 #define VERIFICATION(SUFFIX, LOGIT)                                                                                \
     extern "C" __global__ void __launch_bounds__(DRAW_THREADS, DRAW_BLOCKS<LOGIT>) verify_chain_##SUFFIX(          \
         const LOGIT* target_logits, i64 target_stride, const LOGIT* draft_logits, i64 draft_stride,                \
         const i64* draft_tokens, const int* lengths, const float* scales, const i64* seeds, const i64* positions,  \
-        int steps, int size, const float* p_tile_maxima, const double* p_tile_masses, const float* p_peaks,        \
-        const double* p_normalisers, const float* p_cuts, const int* p_cut_tokens, const float* q_tile_maxima,     \
-        const double* q_tile_masses, const float* q_peaks, const double* q_normalisers, const float* q_cuts,       \
-        const int* q_cut_tokens, float* tile_masses, u32* arrivals, i64* tokens, int* accepted, int* status        \
+        int steps, int size, const float* p_tile_maxima, const float* p_tile_sums, const float* p_cuts,            \
+        const int* p_cut_tokens, const double* p_kept, const float* q_tile_maxima, const float* q_tile_sums,       \
+        const float* q_cuts, const int* q_cut_tokens, const double* q_kept, float* tile_masses, u32* arrivals,     \
+        i64* tokens, int* accepted, int* status                                                                    \
     ) {                                                                                                            \
         verify_chain(                                                                                              \
             target_logits, target_stride, draft_logits, draft_stride, draft_tokens, lengths, scales, seeds,        \
             positions, steps, size,                                                                                \
-            LawTable{p_tile_maxima, p_tile_masses, p_peaks, p_normalisers, p_cuts, p_cut_tokens},                  \
-            LawTable{q_tile_maxima, q_tile_masses, q_peaks, q_normalisers, q_cuts, q_cut_tokens},                  \
+            LawTable{p_tile_maxima, p_tile_sums, p_cuts, p_cut_tokens, p_kept},                                    \
+            LawTable{q_tile_maxima, q_tile_sums, q_cuts, q_cut_tokens, q_kept},                                    \
             tile_masses, arrivals, tokens, accepted, status                                                        \
         );                                                                                                         \
     }                                                                                                              \
     extern "C" __global__ void __launch_bounds__(DRAW_THREADS, DRAW_BLOCKS<LOGIT>) draw_drafts_##SUFFIX(           \
         const LOGIT* logits, i64 row_stride, int size, int law_stride, int step, const float* scales,              \
-        const i64* seeds, const i64* positions, const float* tile_maxima, const double* law_tile_masses,           \
-        const float* peaks, const double* normalisers, const float* cuts, const int* cut_tokens,                   \
-        float* tile_masses, u32* arrivals, i64* tokens                                                             \
+        const i64* seeds, const i64* positions, const float* tile_maxima, const float* tile_sums,                  \
+        const float* cuts, const int* cut_tokens, const double* kept, float* tile_masses, u32* arrivals,           \
+        i64* tokens                                                                                                \
     ) {                                                                                                            \
         draw_drafts(                                                                                               \
             logits, row_stride, size, law_stride, step, scales, seeds, positions,                                  \
-            LawTable{tile_maxima, law_tile_masses, peaks, normalisers, cuts, cut_tokens}, tile_masses, arrivals,   \
-            tokens                                                                                                 \
+            LawTable{tile_maxima, tile_sums, cuts, cut_tokens, kept}, tile_masses, arrivals, tokens                \
         );                                                                                                         \
     }
 

@@ -26,6 +26,11 @@ from driftguard_engine.kernels.cuda.launcher import (
 
 logger = logging.getLogger(__name__)
 
+# By the beginnings of their names: they begin while the kernel before them still runs, and wait for it by
+# `await_the_kernel_before` (early.cuh).
+BEGIN_EARLY = ("row_cutoffs", "verify_chain", "draw_drafts")
+_CAPABILITY_TO_BEGIN_EARLY = 90
+
 _STATIC_SHARED_BYTES = 48 * 1024  # what a block may use without raising the kernel's limit
 
 _loaded: dict[int, Kernels] = {}
@@ -69,7 +74,10 @@ class Kernels:
                 _check(driver, driver.cuFuncSetAttribute(function, attribute, shared_bytes))
             # Loaded now: loading at the first launch would wait for the device, and fail inside a capture.
             _check(driver, driver.cuFuncLoad(function))
-        return Kernel(name, signature, self.device, _launcher(driver, function, self.device), shared_bytes)
+        capability = int(self.architecture.removeprefix("sm_").rstrip("af"))
+        early = name.startswith(BEGIN_EARLY) and capability >= _CAPABILITY_TO_BEGIN_EARLY
+        launch = _launcher(driver, function, self.device, early)
+        return Kernel(name, signature, self.device, launch, shared_bytes)
 
     def _function(self, driver: Any, name: str) -> Any:
         for module in self._modules:
@@ -113,11 +121,20 @@ def _load(device: torch.device) -> Kernels:
     return Kernels(device, target, context, modules)
 
 
-def _launcher(driver: Any, function: Any, device: torch.device) -> Any:
-    launch, success = driver.cuLaunchKernel, driver.CUresult.CUDA_SUCCESS
+def _launcher(driver: Any, function: Any, device: torch.device, early: bool) -> Any:
+    """early: the kernel may begin while the one before it runs (programmatic stream serialization)."""
+    launch, success, config = driver.cuLaunchKernelEx, driver.CUresult.CUDA_SUCCESS, driver.CUlaunchConfig()
+    if early:
+        overlap = driver.CUlaunchAttribute()
+        overlap.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        overlap.value.programmaticStreamSerializationAllowed = 1
+        config.attrs, config.numAttrs = [overlap], 1
 
     def on_current_stream(grid: Size, block: Size, shared_bytes: int, parameters: int) -> str | None:
-        (status,) = launch(function, *grid, *block, shared_bytes, raw_stream(device), parameters, 0)
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = block
+        config.sharedMemBytes, config.hStream = shared_bytes, raw_stream(device)
+        (status,) = launch(config, function, parameters, 0)
         return None if status == success else _describe(driver, status)
 
     return on_current_stream

@@ -1,6 +1,6 @@
 """Sums and maxima over a row of logits in one order, which the CUDA kernels follow addition by addition.
 
-A tile is 4,096 elements: 16 chunks of 256. Float addition does not associate; here the order follows the
+A tile is 2,048 elements: 8 chunks of 256. Float addition does not associate; here the order follows the
 element's index alone, never the batch, the thread count or the machine's vector width.
 """
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 Number = TypeVar("Number", bound=np.floating[Any])
 
-TILE = 4096
+TILE = 2048
 CHUNK = 256  # 32 lanes of a warp, 8 neighbouring elements each
 LANES = 32
 RUN = CHUNK // LANES
@@ -59,7 +59,7 @@ def per_chunk(tiles: NDArray[Number], chunks: int) -> NDArray[Number]:
 
 
 def tile_sums(chunks: NDArray[Number]) -> NDArray[Number]:
-    """[..., C, CHUNK] -> [..., ceil(C / 16)]: the chunks of a tile one after another, then the halves."""
+    """[..., C, CHUNK] -> [..., ceil(C / 8)]: the chunks of a tile one after another, then the halves."""
     *outer, count, width = chunks.shape
     whole, rest = divmod(count, _CHUNKS)
     sums = np.empty((*outer, whole + (rest > 0), width), chunks.dtype)

@@ -8,7 +8,7 @@ using Result = int;
 constexpr Result SUCCESS = 0, INVALID_VALUE = 1, INVALID_IMAGE = 200, NOT_FOUND = 500, INVALID_CONTEXT = 201;
 
 extern "C" {
-struct Calls { int contexts_now, contexts_retained, modules, loads, attribute, launches; unsigned long stream; } fake_calls;
+struct Calls { int contexts_now, contexts_retained, modules, loads, attribute, launches, overlaps; unsigned long stream; } fake_calls;
 int fake_launch_result = SUCCESS;
 
 Result cuInit(unsigned) { return SUCCESS; }
@@ -42,11 +42,14 @@ Result cuFuncGetParamInfo(void*, size_t index, size_t* offset, size_t* size) {
 }
 Result cuFuncLoad(void*) { return ++fake_calls.loads, SUCCESS; }
 Result cuFuncSetAttribute(void*, int, int value) { fake_calls.attribute = value; return SUCCESS; }
-Result cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-                      unsigned, void* stream, void** values, void** extra) {
+struct Attribute { int id; char pad[4]; union { int value; char all[64]; }; };
+struct Config { unsigned gx, gy, gz, bx, by, bz, shared_bytes; void* stream; Attribute* attributes; unsigned count; };
+Result cuLaunchKernelEx(const Config* config, void* function, void** values, void** extra) {
+  const auto& [gx, gy, gz, bx, by, bz, shared_bytes, stream, attributes, count] = *config;
   if (fake_launch_result != SUCCESS) return fake_launch_result;
   if (function != reinterpret_cast<void*>(7) || gy * gz * by * bz != 1 || extra != nullptr) return INVALID_VALUE;
   ++fake_calls.launches;
+  fake_calls.overlaps = count == 1 && attributes->id == 6 && attributes->value;  // programmatic stream serialization
   fake_calls.stream = reinterpret_cast<unsigned long>(stream);
   const float* in = *static_cast<float**>(values[0]);
   float* out = *static_cast<float**>(values[6]);

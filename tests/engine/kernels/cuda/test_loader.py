@@ -32,7 +32,7 @@ pytestmark = [
 class Calls(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int) for name in ("contexts_now", "contexts_retained", "modules", "loads")),
-        *((name, ctypes.c_int) for name in ("attribute", "launches")),
+        *((name, ctypes.c_int) for name in ("attribute", "launches", "overlaps")),
         ("stream", ctypes.c_ulong),
     )
 
@@ -78,7 +78,7 @@ def test_compiles_loads_and_launches_on_the_current_stream(calls: Calls, tmp_pat
     assert (calls.loads, calls.attribute) == (1, 0)
     values, out = torch.arange(100.0), torch.zeros(100)
     kernel.launch((1, 1, 1), (128, 1, 1), arguments(values, out))
-    assert (calls.launches, calls.stream) == (1, STREAM)
+    assert (calls.launches, calls.stream, calls.overlaps) == (1, STREAM, 0)
     assert torch.equal(out, values + 1.25 + 2.0**33)
 
     # The same by name: prepared once, after the types of the first launch, and then as cheap.
@@ -96,6 +96,20 @@ def test_compiles_loads_and_launches_on_the_current_stream(calls: Calls, tmp_pat
 
     kernels.kernel("blend", "PiqfdIP", shared_bytes=100_000)
     assert calls.attribute == 100_000
+
+
+@pytest.mark.parametrize(("capability", "overlaps"), [((8, 6), 0), ((9, 0), 1), ((12, 0), 1)])
+def test_a_kernel_begins_beside_the_one_before_it_where_the_device_can(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], overlaps: int
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(loader, "BEGIN_EARLY", ("blen",))
+    kernel = loader.kernels(CUDA).kernel("blend", "PiqfdIP")
+    values, out = torch.arange(100.0), torch.zeros(100)
+    for _ in range(2):
+        kernel.launch((1, 1, 1), (128, 1, 1), arguments(values, out))
+        assert calls.overlaps == overlaps
+    assert torch.equal(out, values + 1.25 + 2.0**33)
 
 
 def test_what_is_refused(calls: Calls, library: ctypes.CDLL) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from driftguard_engine.kernels.reference import tiles
 from driftguard_engine.kernels.reference.distribution import token_distributions
 from driftguard_engine.kernels.reference.exp2 import fused_exp2, numpy_exp2
 from driftguard_engine.kernels.reference.sampling import LEAST_SCALE, SamplingBatch
@@ -45,7 +46,7 @@ def test_the_least_weight_is_next_to_nothing_and_normal(scale: float) -> None:
 
 def test_probabilities_are_near_the_exact_ones() -> None:
     """Also those of tiles, each of which is weighed against its own maximum."""
-    size = 3 * 4096
+    size = 6 * tiles.TILE
     logits = 4 * torch.randn(1, 1, size, generator=torch.Generator().manual_seed(3))
     zero = torch.zeros(1, dtype=torch.int64)
     sampling = SamplingBatch.of(torch.tensor([0.8]), zero, torch.ones(1), zero)
@@ -54,4 +55,4 @@ def test_probabilities_are_near_the_exact_ones() -> None:
     weights = found.weigh(logits.numpy(), np.arange(size), fused_exp2)[0, 0]
     assert np.abs(weights / found.normaliser[0, 0] / exact - 1).max() < 1e-5
     of_tiles = found.tile_mass[0, 0] / found.normaliser[0, 0]
-    assert np.abs(of_tiles / exact.reshape(3, -1).sum(-1) - 1).max() < 1e-5
+    assert np.abs(of_tiles / exact.reshape(6, -1).sum(-1) - 1).max() < 1e-5
