@@ -62,13 +62,9 @@ def _check_cuts(launcher: Launcher, device: torch.device) -> None:
     settings = SamplingTensors.of(sampling, np.zeros(_SHARED_ROWS, np.int64), _SHARED_SIZE, device)
     verify_kernels.draw_drafts(launcher, logits[:, 0].to(device), settings, space, 0)
     known = token_distributions(logits.numpy(), sampling, fused_exp2)
-    found_and_known = {
-        "cut": (space.draft.cut, known.cut),
-        "cut_token": (space.draft.cut_token, known.cut_token),
-        "normaliser": (space.draft.kept, known.normaliser),
-    }
-    for name, (of_kernels, of_reference) in found_and_known.items():
-        found, expected = of_kernels.cpu().numpy(), of_reference[:, 0]
+    by_kernels = {"cut": space.draft.cut, "cut_token": space.draft.cut_token, "normaliser": space.draft.kept}
+    for name, values in by_kernels.items():
+        found, expected = values.cpu().numpy(), getattr(known, name)[:, 0]
         if not np.array_equal(found, expected):
             raise KernelsUnavailable(
                 f"the kernels fail their self-test: {name} of shared rows is {found.tolist()}, not"
