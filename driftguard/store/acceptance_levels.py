@@ -245,25 +245,25 @@ def first_at_k(
 _OTHER_SETTINGS = text(
     """
     WITH fallen AS (
-        SELECT DISTINCT temperature, acceptance_rule FROM records
+        SELECT DISTINCT temperature, acceptance_rule, verification IN ('block', 'tree') AS at_once FROM records
         WHERE stream_id = :stream_id AND kind = 'request' AND drafted > 0 AND segment = :segment
           AND seq >= :first AND seq < :end AND ended_at >= :oldest
     ), newest AS (
-        SELECT temperature, acceptance_rule FROM records
+        SELECT temperature, acceptance_rule, verification IN ('block', 'tree') AS at_once FROM records
         WHERE stream_id = :stream_id AND kind = 'request' AND drafted > 0 AND segment = :segment
           AND seq >= :end
         ORDER BY seq DESC LIMIT :newest
     )
     SELECT EXISTS (SELECT FROM fallen) AND NOT EXISTS (
-        SELECT FROM newest JOIN fallen USING (acceptance_rule)
+        SELECT FROM newest JOIN fallen USING (acceptance_rule, at_once)
         WHERE newest.temperature IS NOT DISTINCT FROM fallen.temperature)
     """
 )
 
 
 def has_other_settings(session: Session, stream_id: int, segment: str, span: Span, newest: int) -> bool:
-    """Whether none of so many newest requests of the segment has the temperature and acceptance rule of one
-    in the span. Not where no request of that is kept."""
+    """Whether none of so many newest requests of the segment has the temperature, acceptance rule and
+    verification of one in the span. Not where no request of that is kept."""
     given = {"stream_id": stream_id, "segment": segment, **span._asdict(), "newest": newest}
     return bool(session.scalar(_OTHER_SETTINGS, given))
 

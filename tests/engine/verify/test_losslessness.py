@@ -75,8 +75,15 @@ def accepted_by(case: Scenario, rule: Rule) -> float:
     return math.fsum((len(run) - 1) * chance for run, chance in law.items())
 
 
-def test_the_block_rule_accepts_more() -> None:
+def test_the_block_rule_accepts_the_first_token_as_often_at_any_length_and_more_later() -> None:
     for name, case in CASES.items():
+        first = {
+            1 - math.fsum(law[(token,)] for token in range(case.size))
+            for rule in RULES
+            for length in range(1, case.drafted + 1)
+            for law in [exact_distribution(case, length, rule)]
+        }
+        assert max(first) - min(first) < 1e-12, name
         assert accepted_by(case, "block") >= accepted_by(case, "token") - 1e-12, name
     # The example of Sun et al.: p = (1/3, 2/3), q = (2/3, 1/3), whatever came before.
     law = torch.tensor([1 / 3, 2 / 3], dtype=torch.float64).log()
