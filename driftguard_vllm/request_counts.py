@@ -20,8 +20,8 @@ NONE: Final = "none"
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """How an engine speculates. `rule`: of requests that are sampled; those at temperature 0 are greedy. `verification`
-    likewise."""
+    """How an engine speculates. `rule`, `verification`: of requests that are sampled; those at temperature 0
+    are greedy."""
 
     target: str
     draft: str

@@ -67,4 +67,5 @@ __all__ = [
     "hour_of",
     "new_record_id",
     "readable_error",
+    "verified_at_once",
 ]

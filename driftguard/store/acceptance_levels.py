@@ -242,14 +242,16 @@ def first_at_k(
     return [LevelAtK._make(row) for row in session.execute(_FIRST_AT_K, given)]
 
 
+# As `driftguard.records.verified_at_once`.
+_AT_ONCE = "CASE WHEN verification IN ('block', 'tree') THEN verification ELSE 'token' END AS at_once"
 _OTHER_SETTINGS = text(
-    """
+    f"""
     WITH fallen AS (
-        SELECT DISTINCT temperature, acceptance_rule, verification IN ('block', 'tree') AS at_once FROM records
+        SELECT DISTINCT temperature, acceptance_rule, {_AT_ONCE} FROM records
         WHERE stream_id = :stream_id AND kind = 'request' AND drafted > 0 AND segment = :segment
           AND seq >= :first AND seq < :end AND ended_at >= :oldest
     ), newest AS (
-        SELECT temperature, acceptance_rule, verification IN ('block', 'tree') AS at_once FROM records
+        SELECT temperature, acceptance_rule, {_AT_ONCE} FROM records
         WHERE stream_id = :stream_id AND kind = 'request' AND drafted > 0 AND segment = :segment
           AND seq >= :end
         ORDER BY seq DESC LIMIT :newest
@@ -257,7 +259,7 @@ _OTHER_SETTINGS = text(
     SELECT EXISTS (SELECT FROM fallen) AND NOT EXISTS (
         SELECT FROM newest JOIN fallen USING (acceptance_rule, at_once)
         WHERE newest.temperature IS NOT DISTINCT FROM fallen.temperature)
-    """
+    """  # noqa: S608 (constants only)
 )
 
 

@@ -66,9 +66,9 @@ def newest(session: Session, stream_id: int, most: int) -> list[Arrived]:
 
 
 class Likeness(NamedTuple):
-    """Of the newest requests of a segment with one K, acceptance rule and verification. Means and variances between
-    requests: of accepted / drafted, of the same of the first draft token where it is told, of the logarithms
-    of the tokens of the answer and of the prompt."""
+    """Of the newest requests of a segment with one K, acceptance rule and verification. Means and variances
+    between requests: of accepted / drafted, of the same of the first draft token where it is told, of the
+    logarithms of the tokens of the answer and of the prompt."""
 
     segment: str
     num_speculative_tokens: int | None

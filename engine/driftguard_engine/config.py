@@ -29,8 +29,8 @@ class EngineConfig:
     adaptive_k: K of a step is chosen by measured acceptance and step times, and is 0 where speculation does
     not pay; the two above are then upper bounds. A seeded request at a temperature above 0 then draws tokens
     that depend on the load.
-    verification: "block" keeps or drops a step's drafts together, which accepts as many or more; see `verify`.
-    The CUDA kernels know "token" only.
+    verification: the rule by which drafts are accepted, see `verify`. "block" accepts as many as "token" or
+    more; the CUDA kernels know "token" only.
     ngram_min_tokens, ngram_max_tokens: length of the suffix that n-gram lookup matches.
     model_path: "generic" runs every model through transformers' own forward; "auto" does so only for models
     that the lean path cannot compute.

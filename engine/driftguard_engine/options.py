@@ -37,7 +37,7 @@ class DeviceName(StrEnum):
 
 
 class VerificationName(StrEnum):
-    TOKEN = "token"
+    TOKEN = "token"  # noqa: S105 (no secret)
     BLOCK = "block"
 
 

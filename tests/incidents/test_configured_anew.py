@@ -1,4 +1,4 @@
-"""Servers whose verification rule or whose adaptivity is set anew, with the draft and the traffic they had."""
+"""Servers whose verification rule or adaptivity is set anew, with the draft and the traffic they had."""
 
 from __future__ import annotations
 

@@ -3,8 +3,9 @@
 Acceptance changes with the configuration without any drift, so every combination of (segment, kind,
 num_speculative_tokens, acceptance_rule, verification, class of temperature, length known or not, positions
 judged) has a baseline of its own. Of verification only what acceptance_rule does not say yet: by blocks or
-trees, or else token by token, which also counts where it is not told. A new combination therefore begins a new baseline, and says so; a shift of the mix of
-strata is no drift by construction. Answer length itself is regressed out (`baseline.py`).
+trees, or else token by token, which also counts where it is not told. A new combination therefore begins a
+new baseline, and says so; a shift of the mix of strata is no drift by construction. Answer length itself is
+regressed out (`baseline.py`).
 
 K that is chosen by the load and by what is accepted selects: at a high load only the requests that accept
 best keep a large K, so that the mean at one K moves although no request accepts less. So in a stream whose K

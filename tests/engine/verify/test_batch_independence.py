@@ -31,7 +31,7 @@ class Batch:
         return Batch(tuple(argument[index] for argument in self.arguments))
 
     def verify(self, rule: Rule = "token") -> VerifyResult:
-        return verify_chain(*self.arguments, rule=rule)  # type: ignore[arg-type]
+        return verify_chain(*self.arguments, rule=rule)  # type: ignore[arg-type, misc]
 
 
 def cycle(values: list[float] | list[int], rows: int) -> Tensor:

@@ -17,6 +17,7 @@ from driftguard_engine.verify import (
 from torch import Tensor
 
 from tests.engine.verify.distributions import (
+    BY_RULE,
     assert_distribution,
     counts_of,
     distribution_of,
@@ -160,11 +161,13 @@ def test_tokens_that_the_target_rules_out_are_never_emitted() -> None:
 def test_an_id_that_the_vocabulary_lacks_ends_the_block_before_it(rule: Rule) -> None:
     case = scenario(5, 3, seed=31)
 
-    def without_third(*given: Tensor) -> VerifyResult:
-        target, draft, tokens, *rest = given
-        return verify_chain(target, draft, tokens.index_fill(1, torch.tensor(2), -1), *rest, rule=rule)
+    verify, sample = BY_RULE[rule]
 
-    result = draw(case, 60_000, torch.arange(60_000), torch.full((60_000,), 3), verify=without_third)
+    def without_third(target: Tensor, draft: Tensor, tokens: Tensor, *rest: Tensor) -> VerifyResult:
+        return verify(target, draft, tokens.index_fill(1, torch.tensor(2), -1), *rest)
+
+    seeds, positions = torch.arange(60_000), torch.full((60_000,), 3)
+    result = draw(case, 60_000, seeds, positions, verify=without_third, sample=sample)
     assert_distribution(counts_of(result), exact_distribution(case, 2, rule), "seeds 0.., position 3")
 
 
