@@ -210,7 +210,7 @@ def _k(one: Observed) -> str | None:
 
 
 def _verification(one: Observed) -> str | None:
-    """A record of before there was this field tells by its acceptance rule that it knew how."""
+    """Not told where the acceptance rule is not either: older records are of the token rule."""
     if one.verification == one.acceptance_rule == "unknown":
         return None
     return verified_at_once(one.verification)

@@ -122,13 +122,12 @@ def _other_draft(version: str, found: Examination) -> Verdict:
 def _drafted_otherwise(setting: FieldChange, move: float) -> Verdict:
     """By another K, or verified by another rule."""
     name = "K" if setting.field == "num_speculative_tokens" else configuration.NAMES[setting.field]
-    first = setting.first_position if setting.keeps_first else None
+    first = setting.first_position
+    if not setting.keeps_first:
+        reason = f"{name} changed, and no position can be compared, so that nothing else can be excluded"
+        return Verdict("configuration", "medium", reason, _what(setting))
     if first is None:
-        reason = (
-            f"{name} changed; the records hold no counts per position, so that nothing else can be excluded"
-        )
-        if not setting.keeps_first:
-            reason = f"{name} changed, so that no position can be compared, and nothing else be excluded"
+        reason = f"{name} changed; records have no counts per position, so that nothing else can be excluded"
         return Verdict("configuration", "medium", reason, _what(setting))
     kept = (
         f"acceptance at position 1, which it leaves alone, changed by {first.low:+.2f} to {first.high:+.2f}"

@@ -52,7 +52,7 @@ _FIRST_AT = _KIND_AT + 1  # above all others: what was packed before there was t
 _CLASS_AT = _FIRST_AT + 1  # so are these: of sampled requests, the place of their class after 'sampled'
 _CLASS_BITS = 4
 _SELECTED_AT = _CLASS_AT + _CLASS_BITS
-_AT_ONCE_AT = _SELECTED_AT + 1  # the token of what was packed before
+_AT_ONCE_AT = _SELECTED_AT + 1  # 0, so token, in what was packed before there was this
 _AT_ONCE = ("token", "block", "tree")
 
 VARIES = 8  # changes of K over the life of a stream: more than it is set anew

@@ -40,7 +40,7 @@ class Step:
     drafter: Drafter | None
     shape: Shape
     launcher: Launcher | None
-    rule: Rule = "token"  # by which the reference verifies; the kernels know no other
+    rule: Rule = "token"  # of the reference; the kernels verify by token
 
     @torch.inference_mode()
     def run(self, queued: Tensor) -> Tensor:
