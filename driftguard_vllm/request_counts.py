@@ -20,7 +20,8 @@ NONE: Final = "none"
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """How an engine speculates. `rule`: of requests that are sampled; those at temperature 0 are greedy."""
+    """How an engine speculates. `rule`, `verification`: of requests that are sampled; those at temperature 0
+    are greedy."""
 
     target: str
     draft: str
@@ -28,6 +29,7 @@ class Speculation:
     method: str
     k: int
     rule: str
+    verification: str
 
     @classmethod
     def of(cls, config: Any, settings: PluginSettings) -> Speculation:
@@ -36,16 +38,18 @@ class Speculation:
         target = settings.target or (served[0] if isinstance(served, list) else served)
         how = config.speculative_config
         if how is None:
-            return cls(target, NONE, NONE, NONE, 0, "unknown")
+            return cls(target, NONE, NONE, NONE, 0, "unknown", "unknown")
         model = str(getattr(how, "model", None) or how.method)
-        standard = getattr(how, "rejection_sample_method", "standard") == "standard"
+        method = getattr(how, "rejection_sample_method", "standard")  # or one that is not lossless
+        verification = {"standard": "token", "block": "block"}.get(method, "unknown")
         return cls(
             target=target,
             draft=settings.draft or model.rstrip("/").rpartition("/")[2],
             draft_version=settings.draft_version,
             method=str(how.method),
             k=int(how.num_speculative_tokens),
-            rule="rejection" if standard else "unknown",
+            rule="unknown" if verification == "unknown" else "rejection",
+            verification=verification,
         )
 
 
@@ -100,6 +104,7 @@ class RequestCounts:
             accepted_per_position=self.accepted_per_position if self.steps else None,
             num_speculative_tokens=how.k,
             acceptance_rule="greedy" if temperature == 0.0 else how.rule,  # type: ignore[arg-type]
+            verification="greedy" if temperature == 0.0 else how.verification,  # type: ignore[arg-type]
             temperature=temperature,
             prompt_tokens=request.num_prompt_tokens,
             cached_tokens=self.cached_tokens,

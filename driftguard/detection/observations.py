@@ -11,7 +11,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from driftguard.records import AcceptanceRecord, AcceptanceRule
+from driftguard.records import AcceptanceRecord, AcceptanceRule, Verification
 from driftguard.records.positions import first_counts
 
 Ints = NDArray[np.int64]
@@ -44,6 +44,7 @@ class ObservationBatch:
     kind: Sequence[str] = ()  # [N] request or window
     num_speculative_tokens: Ints = field(default_factory=lambda: _EMPTY_INTS)  # [N], -1: not given
     acceptance_rule: Sequence[str] = ()  # [N]
+    verification: Sequence[str] = ()  # [N]
     temperature: Floats = field(default_factory=lambda: _EMPTY_FLOATS)  # [N], NaN: not given
     output_tokens: Ints = field(default_factory=lambda: _EMPTY_INTS)  # [N], -1: not given
     started_at: Floats = field(default_factory=lambda: _EMPTY_FLOATS)  # [N], NaN: not given
@@ -61,6 +62,7 @@ class ObservationBatch:
             "kind": ["request"] * n,
             "num_speculative_tokens": np.full(n, _NOT_GIVEN),
             "acceptance_rule": ["unknown"] * n,
+            "verification": ["unknown"] * n,
             "temperature": np.full(n, math.nan),
             "output_tokens": np.full(n, _NOT_GIVEN),
             "started_at": np.full(n, math.nan),
@@ -92,6 +94,8 @@ class ObservationBatch:
             raise ValueError("kind must be request or window in every observation")
         if not set(self.acceptance_rule) <= set(get_args(AcceptanceRule)):
             raise ValueError("acceptance_rule must be one of the record's in every observation")
+        if not set(self.verification) <= set(get_args(Verification)):
+            raise ValueError("verification must be one of the record's in every observation")
         if ((self.num_speculative_tokens < _NOT_GIVEN) | (self.num_speculative_tokens > LARGEST_K)).any():
             raise ValueError(f"num_speculative_tokens must lie between 0 and {LARGEST_K}")
         if (self.temperature < 0.0).any() or np.isinf(self.temperature).any():
@@ -173,6 +177,7 @@ class ObservationBatch:
         kind: Sequence[str] = (),
         num_speculative_tokens: Sequence[int | None] | Ints = (),
         acceptance_rule: Sequence[str] = (),
+        verification: Sequence[str] = (),
         temperature: Sequence[float | None] | Floats = (),
         output_tokens: Sequence[int | None] | Ints = (),
         started_at: Sequence[float | None] | Floats = (),
@@ -196,6 +201,7 @@ class ObservationBatch:
             kind,
             _ints(num_speculative_tokens),
             acceptance_rule,
+            verification,
             np.asarray(temperature, dtype=np.float64),  # None becomes NaN
             _ints(output_tokens),
             np.asarray(started_at, dtype=np.float64),
@@ -220,6 +226,7 @@ class ObservationBatch:
             kind=[record.kind for record in records],
             num_speculative_tokens=[record.num_speculative_tokens for record in records],
             acceptance_rule=[record.acceptance_rule for record in records],
+            verification=[record.verification for record in records],
             temperature=[record.temperature for record in records],
             output_tokens=[record.output_tokens for record in records],
             started_at=[record.started_at.timestamp() for record in records],

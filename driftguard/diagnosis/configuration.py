@@ -24,15 +24,27 @@ from driftguard.diagnosis.comparisons import (
     rates_by,
 )
 from driftguard.diagnosis.evidence import Observed
+from driftguard.records import verified_at_once
 
-Field = Literal["num_speculative_tokens", "drafted_per_step", "acceptance_rule", "temperature", "concurrency"]
+Field = Literal[
+    "num_speculative_tokens",
+    "drafted_per_step",
+    "acceptance_rule",
+    "verification",
+    "temperature",
+    "concurrency",
+]
 NAMES: Final[dict[Field, str]] = {
     "num_speculative_tokens": "K (num_speculative_tokens)",
     "drafted_per_step": "drafted tokens per step",
     "acceptance_rule": "the acceptance rule",
+    "verification": "the verification rule",
     "temperature": "the sampling temperature",
     "concurrency": "the concurrency",
 }
+# Verification by blocks accepts the first token exactly as often as token by token (Sun et al. 2025: a run is
+# kept with the probability min(.., p / q, 1) of its last token, whatever follows).
+KEEPS_FIRST: Final[tuple[Field, ...]] = ("num_speculative_tokens", "verification")
 PERMUTATIONS: Final = 4_999
 RELEVANT_DISTANCE: Final = 0.2  # total variation; P(after > before) off one half by 0.3
 RELEVANT_SUPERIORITY: Final = 0.3
@@ -46,7 +58,7 @@ class FieldChange:
     """One field whose distribution changed. `explained`: part of the move that lies between its values.
 
     `overlap`: part of the traffic in values seen on both sides; below .2 nothing like can be compared.
-    `first_position`: change of acceptance at position 1, which a change of K alone leaves as it is.
+    `first_position`: change of acceptance at position 1, which a change of KEEPS_FIRST alone leaves as it is.
     """
 
     field: Field
@@ -57,6 +69,11 @@ class FieldChange:
     explained: float
     overlap: float
     first_position: Difference | None
+
+    @property
+    def keeps_first(self) -> bool:
+        """Whether it leaves acceptance at position 1 as it is. A tree has several tokens there."""
+        return self.field in KEEPS_FIRST and "tree" not in (self.before, self.after)
 
     @property
     def explains(self) -> bool:
@@ -187,13 +204,23 @@ def _drafted_per_step(one: Observed) -> float:
 
 
 def _k(one: Observed) -> str | None:
+    if one.by_first:
+        return "one that varies"
     return None if one.num_speculative_tokens is None else str(one.num_speculative_tokens)
+
+
+def _verification(one: Observed) -> str | None:
+    """Not told where the acceptance rule is not either: older records are of the token rule."""
+    if one.verification == one.acceptance_rule == "unknown":
+        return None
+    return verified_at_once(one.verification)
 
 
 _CLASS_OF: Final[dict[Field, Callable[[Observed], str | None]]] = {
     "num_speculative_tokens": _k,
     "drafted_per_step": lambda one: f"{_drafted_per_step(one):.0f}" if one.steps else None,
     "acceptance_rule": lambda one: None if one.acceptance_rule == "unknown" else one.acceptance_rule,
+    "verification": _verification,
     "temperature": _temperature_class,
     "concurrency": _concurrency_class,
 }

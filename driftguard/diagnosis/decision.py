@@ -4,7 +4,8 @@ and say in words what they found (facts.py); here they are weighed. The order of
 is it about goodput?               -> see goodput.py
 is the text itself suspicious?     -> quality
 was the target replaced?           -> target_replaced
-did K change, and explain it?      -> configuration
+did K or the verification rule
+  change, and explain it?          -> configuration
 is it a fault of the engine?       -> see engine_faults.py
 was the draft replaced?            -> draft_wrong
 did another setting explain it?    -> configuration
@@ -71,8 +72,8 @@ def _decide(evidence: Evidence, found: Examination) -> Verdict:
         return suspicious
     if evidence.replaced_target is not None:
         return _replaced(evidence.replaced_target, setting)
-    if setting and setting.field == "num_speculative_tokens":
-        return _other_k(setting, found.move)
+    if setting and setting.field in configuration.KEEPS_FIRST:
+        return _drafted_otherwise(setting, found.move)
     if fault := fault_of(found):
         return fault
     if evidence.replaced_draft is not None:
@@ -118,15 +119,22 @@ def _other_draft(version: str, found: Examination) -> Verdict:
     return Verdict("draft_wrong", "high" if sure else "medium", reason, f" ({version} before)")
 
 
-def _other_k(setting: FieldChange, move: float) -> Verdict:
+def _drafted_otherwise(setting: FieldChange, move: float) -> Verdict:
+    """By another K, or verified by another rule."""
+    name = "K" if setting.field == "num_speculative_tokens" else configuration.NAMES[setting.field]
     first = setting.first_position
-    if first is None:
-        reason = "K changed; the records hold no counts per position, so that nothing else can be excluded"
+    if not setting.keeps_first:
+        reason = f"{name} changed, and no position can be compared, so that nothing else can be excluded"
         return Verdict("configuration", "medium", reason, _what(setting))
-    kept = f"acceptance at position 1, which K leaves alone, changed by {first.low:+.2f} to {first.high:+.2f}"
+    if first is None:
+        reason = f"{name} changed; records have no counts per position, so that nothing else can be excluded"
+        return Verdict("configuration", "medium", reason, _what(setting))
+    kept = (
+        f"acceptance at position 1, which it leaves alone, changed by {first.low:+.2f} to {first.high:+.2f}"
+    )
     if first.excludes(EXCLUDED_SHARE * abs(move)):
-        return Verdict("configuration", "high", f"K changed; {kept} at 99%", _what(setting))
-    reason = f"K changed; {kept} at 99%, which does not exclude another cause"
+        return Verdict("configuration", "high", f"{name} changed; {kept} at 99%", _what(setting))
+    reason = f"{name} changed; {kept} at 99%, which does not exclude another cause"
     return Verdict("configuration", "medium", reason, _what(setting))
 
 

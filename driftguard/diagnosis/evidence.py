@@ -22,6 +22,7 @@ class Observed:
     accepted: int
     num_speculative_tokens: int | None = None
     acceptance_rule: str = "unknown"
+    verification: str = "unknown"
     temperature: float | None = None
     concurrency: int | None = None
     waiting_requests: int | None = None

@@ -80,7 +80,8 @@ class Examination:
     engine_change: EngineChange | None
 
     def explaining(self) -> FieldChange | None:
-        """The changed setting that explains the move best, if one does; K only if position 1 kept still."""
+        """The changed setting that explains the move best, if one does; K and the verification rule only if
+        position 1 kept still."""
         return next((change for change in self.settings.changes if self._explains(change)), None)
 
     def moved_k(self) -> bool:
@@ -145,7 +146,7 @@ class Examination:
         first = change.first_position
         if change.field in OF_K and self.positions != "all":
             return False
-        if change.field == "num_speculative_tokens" and first is not None:
+        if change.keeps_first and first is not None:
             fell_too = first.p_value <= LEVEL and abs(first.change) >= probes.RELEVANT_SHARE * abs(self.move)
             return change.explains and not fell_too
         return change.explains

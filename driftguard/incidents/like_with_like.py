@@ -1,5 +1,5 @@
-"""What segments accepted, so that like is compared with like: at one K and acceptance rule, or by the first
-draft token, which K does not change; and before a fall that is open, not since."""
+"""What segments accepted, so that like is compared with like: at one K, acceptance rule and verification, or
+by the first draft token, which K does not change; and before a fall that is open, not since."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Final
 
 from sqlalchemy.orm import Session
 
+from driftguard.records import verified_at_once
 from driftguard.store import incidents, renamed_segments
 from driftguard.store.renamed_segments import Likeness
 from driftguard.store.tables import ABOVE_EVERY_SEQ, Incident
@@ -39,14 +40,12 @@ def levels(
 
 
 def at_equal_settings(old: Sequence[Likeness], new: Sequence[Likeness]) -> tuple[Likeness, Likeness] | None:
-    """The two with the same K and acceptance rule that most is known of."""
+    """The two with the same K, acceptance rule and verification that most is known of."""
     both = [
         (one, other)
         for one in old
         for other in new
-        if (one.num_speculative_tokens, one.acceptance_rule)
-        == (other.num_speculative_tokens, other.acceptance_rule)
-        and min(one.requests, other.requests) >= LEAST_REQUESTS
+        if _settings(one) == _settings(other) and min(one.requests, other.requests) >= LEAST_REQUESTS
     ]
     return max(both, key=lambda pair: min(each.requests for each in pair), default=None)
 
@@ -57,9 +56,19 @@ def by_first(old: Sequence[Likeness], new: Sequence[Likeness]) -> tuple[Likeness
         (_of_first(one), _of_first(other))
         for one in old
         for other in new
-        if one.acceptance_rule == other.acceptance_rule and min(one.firsts, other.firsts) >= LEAST_REQUESTS
+        if _settings_of_first(one) == _settings_of_first(other)
+        and min(one.firsts, other.firsts) >= LEAST_REQUESTS
     ]
     return max(both, key=lambda pair: min(each.requests for each in pair), default=None)
+
+
+def _settings(level: Likeness) -> tuple[int | None, str, str]:
+    return level.num_speculative_tokens, level.acceptance_rule, verified_at_once(level.verification)
+
+
+def _settings_of_first(level: Likeness) -> tuple[str, bool]:
+    """Verification by blocks leaves the first draft token as it is; a tree has several in its place."""
+    return level.acceptance_rule, level.verification == "tree"
 
 
 def _of_first(level: Likeness) -> Likeness:

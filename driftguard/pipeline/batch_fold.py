@@ -296,6 +296,7 @@ def _observations(traffic: Sequence[StoredRecord]) -> ObservationBatch:
         kind=[record.kind for record in traffic],
         num_speculative_tokens=[record.num_speculative_tokens for record in traffic],
         acceptance_rule=[record.acceptance_rule for record in traffic],
+        verification=[record.verification for record in traffic],
         temperature=[record.temperature for record in traffic],
         output_tokens=[record.output_tokens for record in traffic],
         started_at=[record.started_at.timestamp() for record in traffic],

@@ -152,6 +152,7 @@ def _record(name: str, serving: Serving, asked: _Asked, url: str) -> AcceptanceR
         accepted_per_position=told.accepted_per_position,
         num_speculative_tokens=told.num_speculative_tokens,
         acceptance_rule="greedy",
+        verification="greedy",
         temperature=0.0,
         prompt_tokens=told.prompt_tokens,
         cached_tokens=told.cached_tokens,

@@ -154,6 +154,7 @@ class Recorder:
                 else told.num_speculative_tokens
             ),
             acceptance_rule="greedy" if temperature == 0 else "unknown",
+            verification="greedy" if temperature == 0 else "unknown",
             temperature=temperature,
             prompt_tokens=told.prompt_tokens,
             cached_tokens=told.cached_tokens,

@@ -16,6 +16,7 @@ from driftguard.records.acceptance_record import (
     RecordError,
     StreamKey,
     Text,
+    Verification,
     check_clock,
     check_record,
     check_text,
@@ -23,6 +24,7 @@ from driftguard.records.acceptance_record import (
     decode_record,
     encode_record,
     readable_error,
+    verified_at_once,
 )
 from driftguard.records.record_ids import new_record_id
 from driftguard.records.unrecorded import (
@@ -53,6 +55,7 @@ __all__ = [
     "Text",
     "UnrecordedReason",
     "UnrecordedRequests",
+    "Verification",
     "check_clock",
     "check_record",
     "check_text",
@@ -64,4 +67,5 @@ __all__ = [
     "hour_of",
     "new_record_id",
     "readable_error",
+    "verified_at_once",
 ]

@@ -25,6 +25,7 @@ Temperature = Annotated[float, msgspec.Meta(ge=0)]
 
 Kind = Literal["request", "window", "probe"]
 AcceptanceRule = Literal["rejection", "greedy", "typical", "unknown"]
+Verification = Literal["token", "block", "tree", "greedy", "typical", "unknown"]
 Fidelity = Literal["request", "counter", "gauge"]
 
 DEFAULT_SEGMENT = "default"
@@ -71,6 +72,7 @@ class AcceptanceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     accepted_per_position: PerPosition | None = None
     num_speculative_tokens: Annotated[int, msgspec.Meta(ge=0, le=1024)] | None = None
     acceptance_rule: AcceptanceRule = "unknown"
+    verification: Verification = "unknown"
     temperature: Temperature | None = None
     prompt_tokens: Count | None = None
     cached_tokens: Count | None = None
@@ -84,6 +86,12 @@ class AcceptanceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     @property
     def stream_key(self) -> StreamKey:
         return StreamKey(self.server, self.target, self.draft_version, self.method)
+
+
+def verified_at_once(verification: str) -> Literal["token", "block", "tree"]:
+    """What a server accepts or rejects at once. Greedy and typical acceptance, which acceptance_rule tells as
+    well, and what is not told count as token by token: no one knows better, and few servers do otherwise."""
+    return verification if verification in ("block", "tree") else "token"  # type: ignore[return-value]
 
 
 class StreamKey(msgspec.Struct, frozen=True, order=True):

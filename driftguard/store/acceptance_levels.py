@@ -242,28 +242,30 @@ def first_at_k(
     return [LevelAtK._make(row) for row in session.execute(_FIRST_AT_K, given)]
 
 
+# As `driftguard.records.verified_at_once`.
+_AT_ONCE = "CASE WHEN verification IN ('block', 'tree') THEN verification ELSE 'token' END AS at_once"
 _OTHER_SETTINGS = text(
-    """
+    f"""
     WITH fallen AS (
-        SELECT DISTINCT temperature, acceptance_rule FROM records
+        SELECT DISTINCT temperature, acceptance_rule, {_AT_ONCE} FROM records
         WHERE stream_id = :stream_id AND kind = 'request' AND drafted > 0 AND segment = :segment
           AND seq >= :first AND seq < :end AND ended_at >= :oldest
     ), newest AS (
-        SELECT temperature, acceptance_rule FROM records
+        SELECT temperature, acceptance_rule, {_AT_ONCE} FROM records
         WHERE stream_id = :stream_id AND kind = 'request' AND drafted > 0 AND segment = :segment
           AND seq >= :end
         ORDER BY seq DESC LIMIT :newest
     )
     SELECT EXISTS (SELECT FROM fallen) AND NOT EXISTS (
-        SELECT FROM newest JOIN fallen USING (acceptance_rule)
+        SELECT FROM newest JOIN fallen USING (acceptance_rule, at_once)
         WHERE newest.temperature IS NOT DISTINCT FROM fallen.temperature)
-    """
+    """  # noqa: S608 (constants only)
 )
 
 
 def has_other_settings(session: Session, stream_id: int, segment: str, span: Span, newest: int) -> bool:
-    """Whether none of so many newest requests of the segment has the temperature and acceptance rule of one
-    in the span. Not where no request of that is kept."""
+    """Whether none of so many newest requests of the segment has the temperature, acceptance rule and
+    verification of one in the span. Not where no request of that is kept."""
     given = {"stream_id": stream_id, "segment": segment, **span._asdict(), "newest": newest}
     return bool(session.scalar(_OTHER_SETTINGS, given))
 

@@ -54,8 +54,8 @@ _TIMES = """
 """
 _RECORDS = text(
     f"""
-    SELECT segment, drafted, accepted, num_speculative_tokens, acceptance_rule, temperature,
-           concurrency, waiting_requests, kind, steps, drafted_per_position[1] AS first_drafted,
+    SELECT segment, drafted, accepted, num_speculative_tokens, acceptance_rule, verification,
+           temperature, concurrency, waiting_requests, kind, steps, drafted_per_position[1] AS first_drafted,
            accepted_per_position[1] AS first_accepted, prompt_tokens, cached_tokens, output_tokens,
            time_per_output_token_seconds, session, {_TIMES}
     FROM records
@@ -105,6 +105,7 @@ def _observed(row: Any) -> Observed:
         accepted=row.accepted,
         num_speculative_tokens=row.num_speculative_tokens,
         acceptance_rule=row.acceptance_rule,
+        verification=row.verification,
         temperature=row.temperature,
         concurrency=row.concurrency,
         waiting_requests=row.waiting_requests,

@@ -55,6 +55,7 @@ class StoredRecord(NamedTuple):
     emitted: int
     num_speculative_tokens: int | None
     acceptance_rule: str
+    verification: str
     temperature: float | None
     output_tokens: int | None
     prompt_tokens: int | None

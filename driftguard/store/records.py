@@ -37,6 +37,7 @@ _STAGE = {
     "accepted_per_position": "int8[]",
     "num_speculative_tokens": "int4",
     "acceptance_rule": "text",
+    "verification": "text",
     "temperature": "float8",
     "prompt_tokens": "int8",
     "cached_tokens": "int8",
@@ -216,9 +217,9 @@ def _copy_to_stage(
                         number, ordinal, segment != r.segment, r.record_id, r.ended_at, stream.id, r.kind,
                         r.started_at, segment, r.session, r.steps, r.drafted, r.accepted, r.emitted,
                         r.drafted_per_position, r.accepted_per_position, r.num_speculative_tokens,
-                        r.acceptance_rule, r.temperature, r.prompt_tokens, r.cached_tokens, r.output_tokens,
-                        r.time_to_first_token_seconds, r.time_per_output_token_seconds, r.concurrency,
-                        r.waiting_requests, r.started_requests, r.fidelity,
+                        r.acceptance_rule, r.verification, r.temperature, r.prompt_tokens, r.cached_tokens,
+                        r.output_tokens, r.time_to_first_token_seconds, r.time_per_output_token_seconds,
+                        r.concurrency, r.waiting_requests, r.started_requests, r.fidelity,
                     )
                 )  # fmt: skip
                 ordinal += 1

@@ -66,13 +66,14 @@ def newest(session: Session, stream_id: int, most: int) -> list[Arrived]:
 
 
 class Likeness(NamedTuple):
-    """Of the newest requests of a segment with one K and acceptance rule. Means and variances between
-    requests: of accepted / drafted, of the same of the first draft token where it is told, of the logarithms
-    of the tokens of the answer and of the prompt."""
+    """Of the newest requests of a segment with one K, acceptance rule and verification. Means and variances
+    between requests: of accepted / drafted, of the same of the first draft token where it is told, of the
+    logarithms of the tokens of the answer and of the prompt."""
 
     segment: str
     num_speculative_tokens: int | None
     acceptance_rule: str
+    verification: str
     requests: int
     drafted: int
     mean: float
@@ -90,13 +91,14 @@ class Likeness(NamedTuple):
 
 _LIKENESS = text(
     """
-    SELECT segment, num_speculative_tokens, acceptance_rule, count(*), sum(drafted), avg(x),
-           coalesce(var_samp(x), 0), count(of_first), coalesce(avg(of_first), 0),
+    SELECT segment, num_speculative_tokens, acceptance_rule, verification, count(*), sum(drafted),
+           avg(x), coalesce(var_samp(x), 0), count(of_first), coalesce(avg(of_first), 0),
            coalesce(var_samp(of_first), 0), count(answer), coalesce(avg(answer), 0),
            coalesce(var_samp(answer), 0), count(prompt), coalesce(avg(prompt), 0),
            coalesce(var_samp(prompt), 0)
     FROM (
-        SELECT segment, num_speculative_tokens, acceptance_rule, drafted, accepted::float8 / drafted AS x,
+        SELECT segment, num_speculative_tokens, acceptance_rule, verification, drafted,
+               accepted::float8 / drafted AS x,
                accepted_per_position[1]::float8 / nullif(drafted_per_position[1], 0) AS of_first,
                ln(nullif(output_tokens, 0)::float8) AS answer, ln(nullif(prompt_tokens, 0)::float8) AS prompt,
                row_number() OVER (PARTITION BY segment ORDER BY seq DESC) AS age
@@ -105,8 +107,8 @@ _LIKENESS = text(
         WHERE stream_id = :stream_id AND kind = 'request' AND drafted > 0 AND ended_at >= :since
     ) AS newest
     WHERE age <= :newest
-    GROUP BY segment, num_speculative_tokens, acceptance_rule
-    ORDER BY segment, num_speculative_tokens, acceptance_rule
+    GROUP BY segment, num_speculative_tokens, acceptance_rule, verification
+    ORDER BY segment, num_speculative_tokens, acceptance_rule, verification
     """
 )
 

@@ -120,6 +120,7 @@ class Record(Base):
     accepted_per_position: Mapped[list[int] | None]
     num_speculative_tokens: Mapped[int | None] = mapped_column(Integer)
     acceptance_rule: Mapped[str]
+    verification: Mapped[str]
     temperature: Mapped[float | None]
     prompt_tokens: Mapped[int | None]
     cached_tokens: Mapped[int | None]  # of the prompt, found in the server's prefix cache

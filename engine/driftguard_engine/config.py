@@ -9,6 +9,7 @@ from typing import Literal, get_args
 Drafter = Literal["draft_model", "ngram", "suffix", "none"]
 ModelPath = Literal["auto", "generic"]
 Device = Literal["cpu", "cuda"]
+VerificationRule = Literal["token", "block"]
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -28,6 +29,8 @@ class EngineConfig:
     adaptive_k: K of a step is chosen by measured acceptance and step times, and is 0 where speculation does
     not pay; the two above are then upper bounds. A seeded request at a temperature above 0 then draws tokens
     that depend on the load.
+    verification: the rule by which drafts are accepted, see `verify`. "block" accepts as many as "token" or
+    more; the CUDA kernels know "token" only.
     ngram_min_tokens, ngram_max_tokens: length of the suffix that n-gram lookup matches.
     model_path: "generic" runs every model through transformers' own forward; "auto" does so only for models
     that the lean path cannot compute.
@@ -47,6 +50,7 @@ class EngineConfig:
     num_speculative_tokens: int = 4
     max_speculative_tokens: int = 16
     adaptive_k: bool = False
+    verification: VerificationRule = "token"
     max_waiting: int = 1024
     prefill_chunk_tokens: int = 128
     prefix_reuse: bool = True
@@ -74,6 +78,9 @@ class EngineConfig:
             raise InvalidConfig(f"device: {self.device!r} is not one of cpu, cuda")
         if self.drafter not in get_args(Drafter):
             raise InvalidConfig(f"drafter: {self.drafter!r} is not one of {', '.join(get_args(Drafter))}")
+        if self.verification not in get_args(VerificationRule):
+            known = ", ".join(get_args(VerificationRule))
+            raise InvalidConfig(f"verification: {self.verification!r} is not one of {known}")
         if self.drafter == "draft_model" and not self.draft:
             raise InvalidConfig(
                 "draft: missing; the drafter 'draft_model' needs a draft directory or hub name"

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Literal
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+VerificationRule = Literal["token", "block"]
 DraftMethod = Literal["draft_model", "ngram", "suffix", "none"]
 
 
@@ -148,6 +149,7 @@ class FinishedRequest:
     error: str | None = None
     reused_prompt_tokens: int = 0
     adaptive_k: bool = False  # then num_speculative_tokens is the most that a step drafted
+    verification: VerificationRule = "token"  # by which a request that samples was verified
 
 
 @dataclass(frozen=True, slots=True)

@@ -357,6 +357,7 @@ class Engine:
             tokenizer=self.tokenizer,
             arrived=moment,
             adaptive_k=self.config.adaptive_k,
+            verification=self.config.verification,
         )
 
     def _leave(self, sequence: RunningSequence) -> None:

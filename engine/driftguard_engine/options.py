@@ -36,6 +36,11 @@ class DeviceName(StrEnum):
     CUDA = "cuda"
 
 
+class VerificationName(StrEnum):
+    TOKEN = "token"  # noqa: S105 (no secret)
+    BLOCK = "block"
+
+
 class LogLevel(StrEnum):
     DEBUG = "debug"
     INFO = "info"
@@ -93,6 +98,14 @@ class ModelOptions:
             MODELS,
         ),
     ] = False
+    verification: Annotated[
+        VerificationName,
+        _option(
+            "What is accepted at once: each draft token, or the block of a step, which accepts as many or "
+            "more. Both give the target's own distribution. block runs on the CPU only.",
+            MODELS,
+        ),
+    ] = VerificationName.TOKEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +208,7 @@ def engine_config(models: ModelOptions, limits: LimitOptions, server: ServerOpti
         num_speculative_tokens=models.num_speculative_tokens,
         max_speculative_tokens=limits.max_speculative_tokens,
         adaptive_k=models.adaptive_k,
+        verification=models.verification.value,
         max_waiting=limits.max_waiting,
         prefix_reuse=limits.prefix_reuse,
         threads=models.threads,

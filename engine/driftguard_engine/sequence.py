@@ -13,6 +13,7 @@ from driftguard_engine.core import (
     Request,
     RequestOutput,
     SpeculationCounts,
+    VerificationRule,
 )
 from driftguard_engine.detokenizer import Detokenizer, StopFilter
 from driftguard_engine.drafters.loaded import LoadedDraft
@@ -40,6 +41,7 @@ class RunningSequence:
     tokenizer: Any
     arrived: Moment
     adaptive_k: bool = False
+    verification: VerificationRule = "token"
     token_ids: list[int] = field(init=False)
     counts: SpeculationCounts = field(init=False, default_factory=SpeculationCounts)
     reused_prompt_tokens: int = field(init=False, default=0)
@@ -147,4 +149,5 @@ class RunningSequence:
             error=error,
             reused_prompt_tokens=self.reused_prompt_tokens,
             adaptive_k=self.adaptive_k,
+            verification=self.verification,
         )

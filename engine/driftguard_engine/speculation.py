@@ -20,7 +20,7 @@ from driftguard_engine.kernels.cuda.launcher import Launcher
 from driftguard_engine.kernels.reference import verify as reference
 from driftguard_engine.kernels.reference.distribution import TokenDistributions
 from driftguard_engine.kernels.reference.sampling import EVERY, Index, Integers, SamplingBatch
-from driftguard_engine.kernels.reference.verify import Arrays, StepNoise, singles
+from driftguard_engine.kernels.reference.verify import Arrays, Rule, StepNoise, singles
 from driftguard_engine.kernels.tensor_checks import without_distribution
 from driftguard_engine.kernels.verify import SamplingTensors, Workspace
 
@@ -60,7 +60,7 @@ class Verification(Protocol):
         ...
 
     def verify(self, target_logits: Tensor) -> Verified:
-        """By the rule of `verify.verify_chain`. target_logits: raw, [B, T, V], drafted < T <= K + 1."""
+        """By a rule of `verify.verify_chain`. target_logits: raw, [B, T, V], drafted < T <= K + 1."""
         ...
 
 
@@ -126,12 +126,19 @@ class ReferenceVerification:
     """
 
     def __init__(
-        self, sampling: SamplingBatch, positions: Integers, drafted: Tensor, drafts: int, vocabulary: int
+        self,
+        sampling: SamplingBatch,
+        positions: Integers,
+        drafted: Tensor,
+        drafts: int,
+        vocabulary: int,
+        rule: Rule = "token",
     ) -> None:
         """positions [B]: index in each row's sequence of the first token that this step gives it.
 
         drafted: on the CPU. drafts: K.
         """
+        self._rule: Rule = rule
         self.draft_tokens = torch.zeros(len(positions), drafts, dtype=torch.int64)
         self._sampling, self._positions, self._vocabulary = sampling, positions, vocabulary
         self._drafted, self._drawn = drafted.numpy(), False
@@ -146,7 +153,10 @@ class ReferenceVerification:
 
     @cached_property
     def _noise(self) -> StepNoise:
-        return StepNoise(self._sampling.seed, self._positions, self.draft_tokens.shape[1] + 1)
+        return self._noise_of(self.draft_tokens.shape[1])
+
+    def _noise_of(self, drafts: int) -> StepNoise:
+        return StepNoise(self._sampling.seed, self._positions, drafts + 1, self._rule)
 
     def draw(self, step: int) -> None:
         drawing = self._drafted > step
@@ -182,7 +192,7 @@ class ReferenceVerification:
             self._guess(tokens)
         draft, distributions = self.draft_logits.numpy(), self._distributions.rows(EVERY, slice(drafts))
         given = Arrays(target, draft[:, :drafts], distributions, tokens, lengths, proposed, self._sampling)
-        accepted, own, valid = reference.verify(given, self._noise)
+        accepted, own, valid = reference.verify(given, self._noise, rule=self._rule)
         emitted, status = reference.emitted(tokens, accepted, own), np.zeros_like(accepted)
         if not valid:
             status = _status(given)
@@ -199,7 +209,7 @@ class ReferenceVerification:
             np.put_along_axis(logits, tokens[..., np.newaxis].clip(0, self._vocabulary - 1), 0, -1)
         self.draft_logits = torch.from_numpy(logits)
         self._distributions = TokenDistributions.certain(self._sampling, drafts, self._vocabulary)
-        self._noise = StepNoise(self._sampling.seed, self._positions, drafts + 1)
+        self._noise = self._noise_of(drafts)
 
 
 def _status(given: Arrays) -> Integers:

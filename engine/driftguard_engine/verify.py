@@ -1,13 +1,14 @@
-"""Lossless verification of drafts, whoever drew them: the engine's acceptance rule as a function.
+"""Lossless verification of drafts, whoever drew them: the engine's acceptance rules as a function.
 
 Whatever the draft proposes, the emitted tokens have the distribution of sampling from the target alone
-(Leviathan et al. 2023; Chen et al. 2023).
+(Leviathan et al. 2023; Chen et al. 2023; Sun et al. 2025).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from driftguard_engine.kernels.backend import BackendName, BackendUnavailable, launcher_of
 from driftguard_engine.kernels.cuda.launcher import SUFFIXES
 from driftguard_engine.kernels.reference.sampling import Integers, SamplingBatch
-from driftguard_engine.kernels.reference.verify import singles
+from driftguard_engine.kernels.reference.verify import Rule, singles
 from driftguard_engine.kernels.tensor_checks import (
     InvalidLogits,
     checked_sampling,
@@ -51,13 +52,19 @@ def verify_chain(
     seed: Tensor,  # [B]
     position: Tensor,  # [B]
     backend: BackendName = "auto",
+    rule: Rule = "token",
 ) -> VerifyResult:
-    """Accept the drafted run of each row up to the first rejection, and add one token of the target's own.
+    """Accept the beginning of each row's drafted run, and add one token of the target's own.
 
     With p and q the distributions of target and draft at a step, after temperature, top-k and top-p: token x
     is accepted iff u q(x) < p(x). The first rejected one is replaced by a draw from (p - q)+ (from p, where
     rounding leaves that empty); when none is rejected, the bonus is drawn from p. Temperature 0 accepts
     the target's argmax alone, and does not read the draft's logits.
+
+    rule: so it is by "token". By "block" a run of i drafts may be kept although the token rule would have
+        rejected one of them, with r_i = min(r_(i-1) p(x_i) / q(x_i), 1), r_0 = 1: the longest run that passes
+        u_i < e_i / (e_i + 1 - r_i), where e_i is the sum of (r_i p - q)+, from which the next token is drawn.
+        Behind the last draft q is 0. On average it accepts at least as many tokens.
 
     target_logits, draft_logits: raw, any float dtype; probabilities are computed in float32 or better. -inf
         rules a token out. An n-gram proposal is 0 at its token and -inf elsewhere.
@@ -67,7 +74,8 @@ def verify_chain(
     temperature: finite, >= 0; 0 is argmax. top_k: <= 0 or >= V is off. top_p: >= 0; >= 1 is off; the
         likeliest token always stays. Equal logits: the lower token id comes first, in all three.
     seed, position: the row's noise. position is the index in its sequence of the first token emitted here.
-        A draft for step i must be drawn by `Verification.draw`, or with noise independent of this.
+        A draft for step i must be drawn by `Verification.draw` with this rule, or with noise independent of
+        this.
 
     On the CPU a row's result is bitwise independent of the batch around it.
     Raises ValueError (naming the argument), its subclass InvalidLogits, BackendUnavailable.
@@ -86,7 +94,7 @@ def verify_chain(
         # One dtype for both, and never a narrower one: the drafts were drawn from the logits as they were.
         target, draft = target.float(), draft.float()
     lengths, positions = draft_lengths.int(), np.array(position.tolist(), np.int64)
-    verification = verification_of(sampling, positions, lengths, rows - 1, size, target.dtype, backend)
+    verification = verification_of(sampling, positions, lengths, rows - 1, size, target.dtype, backend, rule)
     verification.offer(draft, draft_tokens.long())
     verified = verification.verify(target.contiguous())
     if bool(verified.status.any()):
@@ -104,14 +112,19 @@ def verification_of(
     vocabulary: int,
     dtype: torch.dtype,
     backend: BackendName = "auto",
+    rule: Rule = "token",
 ) -> Verification:
     """As a step of the engine has it. drafted [B]: int32, on the device of the logits. dtype: theirs.
 
     The rest as in `ReferenceVerification`. Raises ValueError, BackendUnavailable.
     """
+    if rule not in get_args(Rule):
+        raise ValueError(f"rule must be 'token' or 'block', got {rule!r}")
     launcher = launcher_of(drafted.device, backend)
     if launcher is None:
-        return ReferenceVerification(sampling, positions, drafted.cpu(), drafts, vocabulary)
+        return ReferenceVerification(sampling, positions, drafted.cpu(), drafts, vocabulary, rule)
+    if rule != "token":
+        raise BackendUnavailable("cuda", f"the kernels verify by the token rule only, not by {rule}")
     there = SamplingTensors.of(sampling, positions, vocabulary, drafted.device)
     return KernelVerification(launcher, there, drafted, drafts, vocabulary, dtype)
 

@@ -21,6 +21,7 @@ def requests(
     temperature: float | None = 1.0,
     concurrency: int | None = 4,
     first_rate: float | None = None,
+    verification: str = "unknown",
 ) -> tuple[Observed, ...]:
     """`counts` requests per segment whose acceptance varies (sd .1) around `rates`."""
     random = np.random.default_rng(seed)
@@ -39,6 +40,7 @@ def requests(
                     accepted=accepted,
                     num_speculative_tokens=k,
                     acceptance_rule="rejection",
+                    verification=verification,
                     temperature=temperature,
                     concurrency=concurrency,
                     first_drafted=steps,

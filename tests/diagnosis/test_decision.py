@@ -210,6 +210,47 @@ def test_another_k_is_configuration_unless_position_one_fell_too(first_rate: flo
         assert found.summary == "the configuration: K (num_speculative_tokens) went from 4 to 8"
 
 
+QUERIES_MOVED = {
+    "captures_before": CAPTURED_BEFORE,
+    "captures_after": OTHER_TOPIC,
+    "probes_before": probes() + probes(),
+    "probes_after": probes(),
+}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "first_rate", "expected"),
+    [
+        ("block", "token", 0.7, ("configuration", "high", False)),
+        ("token", "block", 0.7, ("configuration", "high", False)),
+        (
+            "unknown",
+            "block",
+            0.7,
+            ("configuration", "high", False),
+        ),  # recorded before it was told: by rejection
+        ("unknown", "token", 0.7, ("query_drift", "high", True)),  # which is the same
+        ("block", "token", None, ("query_drift", "medium", True)),  # position 1 fell to .45 as well
+        ("token", "tree", None, ("configuration", "medium", False)),  # whose first position is another
+    ],
+)
+def test_another_verification_rule_is_configuration_unless_position_one_fell_too(
+    old: str, new: str, first_rate: float | None, expected: tuple[str, str, bool]
+) -> None:
+    before = requests(1, {"german": 200}, {"german": 0.7}, first_rate=0.7, verification=old)
+    after = requests(2, {"german": 60}, {"german": 0.45}, first_rate=first_rate, verification=new)
+    assert verdict(diagnose(fell(before=before, after=after, **QUERIES_MOVED))) == expected
+
+
+def test_k_no_longer_adapted_is_configuration() -> None:
+    """Before, requests were judged by the first position; since, by all."""
+    before = of_varying_k(1, 4, 0.7)
+    after = requests(2, {"german": 60}, {"german": 0.5}, first_rate=0.7)
+    found = diagnose(fell(before=before, after=after, **QUERIES_MOVED))
+    assert (found.cause, found.retrain) == ("configuration", False)
+    assert found.summary.endswith("K (num_speculative_tokens) went from one that varies to 4")
+
+
 def test_a_hotter_share_of_the_requests_is_configuration_with_the_temperature_named() -> None:
     cool, hot = {"german": 0.7}, {"german": 0.3}
     before = requests(1, {"german": 180}, cool, temperature=0.0)

@@ -30,7 +30,8 @@ HISTORY = 1_000  # requests of a stream without one of a segment: it is silent
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """How requests are served. `first`: how often the first draft token is accepted, by segment."""
+    """How requests are served. `first`: how often the first draft token is accepted, by segment. `later`: how
+    often each next one of those behind accepted ones; None: as often as the first."""
 
     first: Mapping[str, float]
     shares: Mapping[str, float]
@@ -40,6 +41,9 @@ class Setup:
     target: str = "target"
     tells_positions: bool = True
     temperature: float | None = None
+    verification: str = "unknown"
+    adapts_k: bool = False  # then records do not tell K
+    later: float | None = None
 
 
 class Server:
@@ -57,7 +61,7 @@ class Server:
     def send(self, count: int, setup: Setup) -> None:
         self._seed += 1
         drawn = mixed(self.traffic, self._seed, count, setup.first, setup.shares)
-        records = renamed(with_k(drawn, setup.k, setup.first, self._seed), setup.names)
+        records = renamed(with_k(drawn, setup.k, setup.first, self._seed, setup.later), setup.names)
         self.now += timedelta(seconds=SECONDS_APART * count)
         store(self.database, [self._served(record, setup) for record in records], arrived_at=self.now)
         self.look()
@@ -74,6 +78,8 @@ class Server:
             draft_version=setup.draft_version,
             target=setup.target,
             temperature=setup.temperature,
+            verification=setup.verification,
+            num_speculative_tokens=None if setup.adapts_k else record.num_speculative_tokens,
             output_tokens=int(self._lengths.lognormal(4.5, 0.6)) + 1,
         )
         if setup.tells_positions:

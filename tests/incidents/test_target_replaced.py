@@ -200,15 +200,20 @@ def test_a_draft_version_that_accepts_as_much_is_no_incident(database: Database)
 
 
 def with_k(
-    records: list[AcceptanceRecord], k: int, first: float | Mapping[str, float], seed: int
+    records: list[AcceptanceRecord],
+    k: int,
+    first: float | Mapping[str, float],
+    seed: int,
+    later: float | None = None,
 ) -> list[AcceptanceRecord]:
     """Of a chain of k draft tokens: the first is accepted so often (in each segment), and each next one as
-    often again."""
+    often again, or `later`."""
     rng = np.random.default_rng(seed)
     changed = []
     for record in records:
         accepts = first if isinstance(first, float) else first[record.segment]
-        kept = np.cumprod(rng.random((record.steps, k)) < accepts, axis=1)
+        often = [accepts] + [accepts if later is None else later] * (k - 1)
+        kept = np.cumprod(rng.random((record.steps, k)) < often, axis=1)
         accepted = kept.sum(axis=0).tolist()
         drafted = [record.steps] * k
         changed.append(

@@ -113,6 +113,7 @@ def test_the_real_engine_is_probed_and_its_own_records_hold_no_probe(
     assert {one.segment for one in probes} == {"code"}
     one = probes[0]
     assert (one.temperature, one.acceptance_rule, one.num_speculative_tokens) == (0.0, "greedy", 4)
+    assert one.verification == "greedy"
     assert sum(one.accepted_per_position or []) == one.accepted
     assert one.session is not None
     assert one.session.startswith(PREFIX)

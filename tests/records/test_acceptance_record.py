@@ -44,7 +44,7 @@ def test_a_minimal_record_has_null_for_what_was_not_given() -> None:
     record = decode_record(text())
     assert record.record_id == UUID(VALID["record_id"])
     assert record.segment == "default"
-    assert record.acceptance_rule == "unknown"
+    assert record.acceptance_rule == record.verification == "unknown"
     assert record.session is None
     assert record.temperature is None
     assert record.ended_at == datetime(2026, 11, 1, 10, 0, 2, 500_000, tzinfo=UTC)

@@ -41,6 +41,7 @@ def _record(source: random.Random, now: datetime, segments: int, fixed: dict[str
         "accepted_per_position": accepted,
         "num_speculative_tokens": 4,
         "acceptance_rule": "rejection",
+        "verification": "block",
         "temperature": 0.7,
         "prompt_tokens": source.randint(10, 500),
         "cached_tokens": 10,

@@ -18,6 +18,7 @@ from driftguard.settings.loading import PLUGIN_VARIABLES
 from driftguard.store.database import Database
 from driftguard_vllm import RequestLabels, labels, register
 from driftguard_vllm.plugin import HookMissing, install
+from driftguard_vllm.request_counts import Speculation
 from driftguard_vllm.settings import NAMES, PREFIX, BadEnvironment, PluginSettings
 from tests.alerting.http_receiver import wait_until
 from tests.pipeline.sidecar import running_sidecar
@@ -69,6 +70,7 @@ def test_a_request_that_ends_in_any_way_is_recorded_with_the_counts_of_its_steps
         *("gpu-1", "org/target", "small", "draft_model"),
     )
     assert (first.acceptance_rule, second.acceptance_rule) == ("greedy", "rejection")
+    assert (first.verification, second.verification) == ("greedy", "token")
     assert (second.steps, second.drafted, second.accepted, second.emitted) == (1, 3, 0, 1)
 
 
@@ -235,3 +237,23 @@ def test_labels_reach_the_engine_with_what_a_request_asked_already() -> None:
             assert await asked((b"x-driftguard-segment", unusable)) == {"kv_transfer_params": {}}
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("method", "told"),
+    [
+        ({}, ("rejection", "token")),
+        ({"rejection_sample_method": "standard"}, ("rejection", "token")),
+        ({"rejection_sample_method": "block"}, ("rejection", "block")),
+        ({"rejection_sample_method": "synthetic"}, ("unknown", "unknown")),
+        ({"rejection_sample_method": "fly"}, ("unknown", "unknown")),
+    ],
+)
+def test_how_vllm_verifies_is_told_as_far_as_it_is_lossless(
+    method: dict[str, str], told: tuple[str, str]
+) -> None:
+    with installed() as (scheduler_class, _):
+        config = scheduler_class().vllm_config
+        vars(config.speculative_config).update(method)
+        how = Speculation.of(config, settings("http://127.0.0.1:1"))
+    assert (how.rule, how.verification) == told

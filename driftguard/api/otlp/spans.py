@@ -34,6 +34,7 @@ _SOURCES: Final[dict[str, tuple[str, ...]]] = {
     "accepted_per_position": ("driftguard.accepted_per_position",),
     "num_speculative_tokens": ("driftguard.num_speculative_tokens",),
     "acceptance_rule": ("driftguard.acceptance_rule",),
+    "verification": ("driftguard.verification",),
     "temperature": ("gen_ai.request.temperature",),
     "prompt_tokens": ("gen_ai.usage.input_tokens",),
     "cached_tokens": ("gen_ai.usage.cache_read.input_tokens",),

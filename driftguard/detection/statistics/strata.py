@@ -1,9 +1,11 @@
 """Strata: the requests of a segment that may be compared with each other.
 
 Acceptance changes with the configuration without any drift, so every combination of (segment, kind,
-num_speculative_tokens, acceptance_rule, class of temperature, length known or not, positions judged) has a
-baseline of its own. A new combination therefore begins a new baseline, and says so; a shift of the mix of
-strata is no drift by construction. Answer length itself is regressed out (`baseline.py`).
+num_speculative_tokens, acceptance_rule, verification, class of temperature, length known or not, positions
+judged) has a baseline of its own. Of verification only what acceptance_rule does not say yet: by blocks or
+trees, or else token by token, which also counts where it is not told. A new combination therefore begins a
+new baseline, and says so; a shift of the mix of strata is no drift by construction. Answer length itself is
+regressed out (`baseline.py`).
 
 K that is chosen by the load and by what is accepted selects: at a high load only the requests that accept
 best keep a large K, so that the mean at one K moves although no request accepts less. So in a stream whose K
@@ -50,7 +52,8 @@ _FIRST_AT = _KIND_AT + 1  # above all others: what was packed before there was t
 _CLASS_AT = _FIRST_AT + 1  # so are these: of sampled requests, the place of their class after 'sampled'
 _CLASS_BITS = 4
 _SELECTED_AT = _CLASS_AT + _CLASS_BITS
-
+_AT_ONCE_AT = _SELECTED_AT + 1  # 0, so token, in what was packed before there was this
+_AT_ONCE = ("token", "block", "tree")
 
 VARIES = 8  # changes of K over the life of a stream: more than it is set anew
 SELECTION = 0.55
@@ -67,6 +70,7 @@ class Setting:
     length_known: bool
     positions: Positions = "all"  # judged, all or first: see driftguard.records.positions
     k_varies: bool = False  # and may select the requests: as said above
+    verification: str = "token"  # or block, tree
 
     def __str__(self) -> str:
         k = self.num_speculative_tokens
@@ -79,6 +83,7 @@ class Setting:
                 f"output_tokens {'known' if self.length_known else 'unknown'}",
                 *(["judged by the first draft token"] if self.positions == "first" else []),
                 *(["K varies"] if self.k_varies else []),
+                *([f"verification {self.verification}"] if self.verification != "token" else []),
             ]
         )
 
@@ -94,6 +99,9 @@ def settings_of(batch: ObservationBatch, k_varies: NDArray[np.bool_]) -> Ints:
     packed = packed << 1 | ((batch.output_tokens >= 0) & (kind == 0))
     by_first = (batch.first_drafted >= 0) & (batch.num_speculative_tokens < 0)
     packed |= by_first.astype(np.int64) << _FIRST_AT | of_class << _CLASS_AT
+    if not {*batch.verification}.isdisjoint(_AT_ONCE[1:]):
+        at_once = [one if one in _AT_ONCE else _AT_ONCE[0] for one in batch.verification]
+        packed |= _places(at_once, _AT_ONCE) << _AT_ONCE_AT
     settings: Ints = packed | k_varies.astype(np.int64) << _SELECTED_AT
     return settings
 
@@ -149,6 +157,7 @@ def unpack(setting: int) -> Setting:
         length_known=known,
         positions=positions,
         k_varies=bool(setting >> _SELECTED_AT & 1),
+        verification=_AT_ONCE[setting >> _AT_ONCE_AT],
     )
 
 

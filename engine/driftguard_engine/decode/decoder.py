@@ -17,6 +17,7 @@ from driftguard_engine.decode.slots import SlotTable
 from driftguard_engine.decode.step import Shape, Step
 from driftguard_engine.drafters.base import Drafter
 from driftguard_engine.kernels.cuda.launcher import Launcher
+from driftguard_engine.kernels.reference.verify import Rule
 from driftguard_engine.kernels.verify import MOST_DRAFTS
 from driftguard_engine.kv_cache import Span
 from driftguard_engine.models.base import TokenModel
@@ -63,12 +64,14 @@ class Decoder:
         launcher: Launcher | None,
         *,
         ahead: bool,
+        rule: Rule = "token",
     ) -> None:
         """most_drafts: the largest K that a request may have; by kernels or ahead <= MOST_DRAFTS.
 
         launcher: of the CUDA kernels; None: the reference verifies, and the state is on the CPU.
         """
         self._target, self._launcher, self._ahead = target, launcher, ahead
+        self._rule: Rule = rule
         state = torch.device("cpu") if launcher is None else device
         self._table = SlotTable(slots, max(target.max_length, MOST_DRAFTS + 1), eos_token_ids, state)
         self._batches = [*(1 << power for power in range((slots - 1).bit_length())), slots]
@@ -102,7 +105,7 @@ class Decoder:
         Must not run beside `step`. Raises torch.OutOfMemoryError.
         """
         own = None if drafter is None else proxy(drafter)  # its steps go with it, and do not hold it
-        step = Step(self._target, self._table, own, shape, self._launcher)
+        step = Step(self._target, self._table, own, shape, self._launcher, self._rule)
         self._steps(drafter)[shape] = self._runners.runner(step)
 
     def admit(self, row: RunningSequence) -> None:
@@ -153,7 +156,8 @@ class Decoder:
             run = self._steps(drafter)[shape]
         else:
             shape = Shape(len(rows), max(counts), narrows)
-            run = self._runners.eager(Step(self._target, self._table, drafter, shape, self._launcher))
+            step = Step(self._target, self._table, drafter, shape, self._launcher, self._rule)
+            run = self._runners.eager(step)
         filling = shape.batch - len(rows)
         slots = [*(row.slot for row in rows), *[self._table.spare] * filling]
         outputs = run([*slots, *counts, *[0] * filling])

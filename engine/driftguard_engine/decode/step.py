@@ -11,6 +11,7 @@ from driftguard_engine.decode.slots import SlotTable
 from driftguard_engine.drafters.base import Drafter
 from driftguard_engine.kernels import steps
 from driftguard_engine.kernels.cuda.launcher import Launcher
+from driftguard_engine.kernels.reference.verify import Rule
 from driftguard_engine.kernels.steps import RowState
 from driftguard_engine.kernels.verify import SamplingTensors
 from driftguard_engine.models.base import TokenModel
@@ -39,6 +40,7 @@ class Step:
     drafter: Drafter | None
     shape: Shape
     launcher: Launcher | None
+    rule: Rule = "token"  # of the reference; the kernels verify by token
 
     @torch.inference_mode()
     def run(self, queued: Tensor) -> Tensor:
@@ -64,7 +66,7 @@ class Step:
         drafts, vocabulary = self.shape.drafts, self.target.vocabulary
         if self.launcher is None:
             sampling, positions = self.table.sampling(rows.slots), rows.lengths.numpy()
-            return ReferenceVerification(sampling, positions, rows.drafted, drafts, vocabulary)
+            return ReferenceVerification(sampling, positions, rows.drafted, drafts, vocabulary, self.rule)
         there = SamplingTensors(
             rows.scales, rows.top_ks, rows.top_ps, rows.seeds, rows.lengths, self.shape.narrows
         )

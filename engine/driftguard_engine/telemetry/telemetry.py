@@ -76,6 +76,7 @@ def record_of(finished: FinishedRequest, record_id: UUID, server: str, target: s
         # Null where K changed from step to step: it follows from drafted tokens per step and position.
         num_speculative_tokens=None if varied else finished.num_speculative_tokens,
         acceptance_rule="greedy" if request.params.temperature == 0 else "rejection",
+        verification="greedy" if request.params.temperature == 0 else finished.verification,
         temperature=request.params.temperature,
         prompt_tokens=len(request.prompt_token_ids),
         cached_tokens=finished.reused_prompt_tokens,

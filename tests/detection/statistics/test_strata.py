@@ -87,6 +87,8 @@ def test_a_fall_under_the_new_k_is_found_against_the_new_baseline() -> None:
     ("columns", "reason"),
     [
         ({"acceptance_rule": "greedy"}, "acceptance_rule changed from rejection to greedy"),
+        ({"verification": "block"}, "verification changed from token to block"),
+        ({"verification": "tree"}, "verification changed from token to tree"),
         ({"temperature": 0.0}, "temperature changed from (0.65, 0.75] to greedy"),
         ({"temperature": None}, "temperature changed from (0.65, 0.75] to unknown"),
         ({"temperature": 1.0}, "temperature changed from (0.65, 0.75] to (0.9, 1]"),
@@ -96,7 +98,11 @@ def test_a_fall_under_the_new_k_is_found_against_the_new_baseline() -> None:
 )
 def test_other_settings_have_baselines_of_their_own(columns: dict[str, Any], reason: str) -> None:
     batch = requests(np.random.default_rng(4), np.repeat([0.7, 0.5], 1_200))
-    given: dict[str, list[Any]] = {"acceptance_rule": ["rejection"] * 2_400, "temperature": [0.7] * 2_400}
+    given: dict[str, list[Any]] = {
+        "acceptance_rule": ["rejection"] * 2_400,
+        "verification": ["unknown"] * 1_000 + ["token"] * 1_400,  # a source that begins to tell it
+        "temperature": [0.7] * 2_400,
+    }
     for name, value in columns.items():
         given[name] = given.get(name, [None] * 2_400)[:1_200] + [value] * 1_200
     batch = ObservationBatch.of(
@@ -216,3 +222,15 @@ def test_beyond_the_limit_strata_share_other_and_lose_no_request() -> None:
     for place in range(0, n, 97):
         in_parts, _ = fold(CONFIG, in_parts, batch[place : place + 97])
     assert encode_state(in_parts) == encode_state(state)
+
+
+def test_verification_is_in_the_setting_where_it_is_not_token_by_token() -> None:
+    """And what was packed before there was the field is token by token."""
+    told = ["unknown", "token", "greedy", "typical", "block", "tree"]
+    n = len(told)
+    batch = ObservationBatch.of(range(n), ["chat"] * n, [9] * n, [5] * n, [0.0] * n, verification=told)
+    settings = settings_of(batch, np.zeros(n, dtype=np.bool_)).tolist()
+    assert [unpack(setting).verification for setting in settings] == ["token"] * 4 + ["block", "tree"]
+    assert len(set(settings)) == 3
+    assert {without_configuration(setting) for setting in settings} == {settings[0]}
+    assert str(unpack(settings[4])).endswith(", verification block")

@@ -82,6 +82,19 @@ def test_output_does_not_depend_on_the_batch_on_a_machine_without_packed_layers(
     assert together(engine, requests, seed=3) == alone
 
 
+@pytest.mark.parametrize("drafter", ["draft_model", "ngram"])
+def test_output_by_the_block_rule_does_not_depend_on_the_batch(
+    new_engine: Callable[..., Engine], drafter: str
+) -> None:
+    requests = varied_requests(14)
+    engine = new_engine(drafter=drafter, verification="block", max_batch=6)
+    alone = {name: ids for each in requests for name, ids in tokens(engine, each).items()}
+    assert together(engine, requests, seed=1) == alone
+    by_token = tokens(new_engine(drafter=drafter, max_batch=6), *requests)
+    assert {r.request_id for r in requests if alone[r.request_id] != by_token[r.request_id]}
+    assert all(alone[r.request_id] == by_token[r.request_id] for r in requests if r.params.temperature == 0)
+
+
 def test_another_seed_gives_another_output(new_engine: Callable[..., Engine]) -> None:
     engine = new_engine()
     outputs = tokens(engine, *(request(f"r{seed}", temperature=1.0, seed=seed) for seed in range(4)))

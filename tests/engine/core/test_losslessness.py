@@ -27,17 +27,30 @@ PROMPT = (1, 2, 3, 1, 2)
 
 @pytest.mark.parametrize("drafter", ["draft_model", "ngram", "suffix"])
 @pytest.mark.parametrize(
-    ("kind", "path"), [("llama", "auto"), ("llama", "generic"), ("gpt2", "auto"), ("odd_llama", "auto")]
+    ("kind", "path", "verification"),
+    [
+        ("llama", "auto", "token"),
+        ("llama", "auto", "block"),
+        ("llama", "generic", "token"),
+        ("gpt2", "auto", "token"),
+        ("odd_llama", "auto", "token"),
+    ],
 )
 def test_greedy_output_is_plain_greedy_decoding(
-    new_engine: Callable[..., Engine], models: Path, tmp_path: Path, kind: str, path: str, drafter: str
+    new_engine: Callable[..., Engine],
+    models: Path,
+    tmp_path: Path,
+    kind: str,
+    path: str,
+    verification: str,
+    drafter: str,
 ) -> None:
     draft = {}
     if drafter == "suffix":  # of the very answer, with an error in the middle
         answer = plain_greedy(kind, (1, 2, 3, 4) * 5, 40)
         documents = [(*answer[:15], 99, *answer[16:])]
         draft = {"draft": save_corpus(tmp_path / "corpus", str(models / kind), documents)}
-    engine = new_engine(kind, model_path=path, drafter=drafter, **draft)
+    engine = new_engine(kind, model_path=path, drafter=drafter, verification=verification, **draft)
     prompts = {"a": (7,), "b": (1, 2, 3, 4) * 5, "c": tuple(range(30, 60))}
     done = serve(
         engine,
@@ -118,12 +131,13 @@ def first_three(engine: Engine, count: int, **params: Any) -> Counter[tuple[int,
     return Counter(each.output_token_ids[:3] for each in done)
 
 
-def letter_engine(letters: Path, drafter: str) -> Engine:
+def letter_engine(letters: Path, drafter: str, verification: str = "token") -> Engine:
     return Engine(
         EngineConfig(
             target=str(letters / "target"),
             draft=str(letters / ("corpus" if drafter == "suffix" else "draft")),
             drafter=drafter,  # type: ignore[arg-type]
+            verification=verification,  # type: ignore[arg-type]
             max_batch=256,
             max_length=32,
             max_waiting=10_000,
@@ -133,15 +147,15 @@ def letter_engine(letters: Path, drafter: str) -> Engine:
     )
 
 
+@pytest.mark.parametrize("verification", ["token", "block"])
 @pytest.mark.parametrize("drafter", ["draft_model", "ngram", "suffix"])
 @pytest.mark.parametrize(("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (1.6, 4, 1.0), (1.3, 0, 0.85)])
 def test_sampled_output_has_the_targets_law(
-    letters: Path, drafter: str, temperature: float, top_k: int, top_p: float
+    letters: Path, drafter: str, temperature: float, top_k: int, top_p: float, verification: str
 ) -> None:
     module = new_module("llama", seed=5, vocabulary=LETTERS, num_hidden_layers=1)
-    observed = first_three(
-        letter_engine(letters, drafter), 3000, temperature=temperature, top_k=top_k, top_p=top_p
-    )
+    engine = letter_engine(letters, drafter, verification)
+    observed = first_three(engine, 3000, temperature=temperature, top_k=top_k, top_p=top_p)
     assert p_value(observed, exact_distribution(module, temperature, top_k, top_p)) > 1e-3
 
 

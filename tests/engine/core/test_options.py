@@ -9,6 +9,7 @@ from driftguard_engine.options import (
     LimitOptions,
     ModelOptions,
     ServerOptions,
+    VerificationName,
     engine_config,
 )
 
@@ -27,3 +28,11 @@ def test_the_number_format_is_bfloat16_on_cuda_and_float32_on_the_cpu_unless_giv
 ) -> None:
     models = ModelOptions(device=device, dtype=given)
     assert engine_config(models, LimitOptions(), ServerOptions()).dtype == served
+
+
+def test_drafts_are_verified_token_by_token_unless_blocks_are_asked_for() -> None:
+    def verified(models: ModelOptions) -> str:
+        return engine_config(models, LimitOptions(), ServerOptions()).verification
+
+    assert verified(ModelOptions()) == "token"
+    assert verified(ModelOptions(verification=VerificationName.BLOCK)) == "block"

@@ -41,6 +41,7 @@ def test_info_says_what_serves(client: httpx.Client) -> None:
         },
         "running": 0,
         "waiting": 0,
+        "verification": "token",
         "verify_backend": "reference",
         "verify_fallback": None,
         "loop_fallback": None,

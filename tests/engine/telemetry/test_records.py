@@ -39,6 +39,7 @@ def test_every_field_of_a_record() -> None:
         accepted_per_position=[2, 1, 0],
         num_speculative_tokens=3,
         acceptance_rule="rejection",
+        verification="token",
         temperature=1.0,
         prompt_tokens=3,
         cached_tokens=0,
@@ -51,7 +52,13 @@ def test_every_field_of_a_record() -> None:
 
 
 def test_temperature_zero_is_the_greedy_rule() -> None:
-    assert record_of(finished_request(1, temperature=0.0), ID, "s", "t").acceptance_rule == "greedy"
+    greedy = record_of(replace(finished_request(1, temperature=0.0), verification="block"), ID, "s", "t")
+    assert (greedy.acceptance_rule, greedy.verification) == ("greedy", "greedy")
+
+
+def test_the_block_rule_is_told() -> None:
+    record = record_of(replace(finished_request(1), verification="block"), ID, "s", "t")
+    assert (record.acceptance_rule, record.verification) == ("rejection", "block")
 
 
 def test_without_speculation_the_stream_is_none() -> None:

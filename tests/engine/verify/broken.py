@@ -28,7 +28,16 @@ Mistake = Literal[
 ]
 
 
-def _uniforms(seed: Tensor, position: Tensor, purpose: int) -> NDArray[np.float64]:
+BlockMistake = Literal[
+    "none",
+    "residual without the ratio",
+    "one uniform for every run",
+    "ratio not capped at 1",
+    "the shortest run that passes",
+]
+
+
+def _uniforms(seed: Tensor, position: Tensor, purpose: int | Tensor) -> NDArray[np.float64]:
     """Numbers in [0, 1), as the engine makes them of its random words."""
     return philox.uniforms_of(philox.words(seed, position, purpose)[0])
 
@@ -65,10 +74,16 @@ def gumbel_pick(distribution: Tensor, seed: Tensor, position: Tensor) -> Tensor:
 
 
 def gumbel_sampler(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, seed: Tensor, position: Tensor
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    seed: Tensor,
+    position: Tensor,
+    step: int,
 ) -> Tensor:
     """Sound on its own: exactly q, by the Gumbel maximum."""
-    return gumbel_pick(softmax(logits, temperature, top_k, top_p), seed, position)
+    return gumbel_pick(softmax(logits, temperature, top_k, top_p), seed, position + step)
 
 
 def argmax_sampler(logits: Tensor, *_: Tensor) -> Tensor:
@@ -142,3 +157,57 @@ class PlainVerifier:
         shared = self.mistake == "residual shares the draft's noise"
         purpose = philox.DRAFT if shared else philox.RESIDUAL
         return pick(distribution, torch.from_numpy(_uniforms(seed, position, purpose)))
+
+
+@dataclass(frozen=True)
+class PlainBlockVerifier:
+    """As `PlainVerifier`, by the block rule; every row offers all its drafts."""
+
+    mistake: BlockMistake = "none"
+
+    def __call__(
+        self,
+        target_logits: Tensor,
+        draft_logits: Tensor,
+        draft_tokens: Tensor,
+        draft_lengths: Tensor,
+        temperature: Tensor,
+        top_k: Tensor,
+        top_p: Tensor,
+        seed: Tensor,
+        position: Tensor,
+    ) -> VerifyResult:
+        rows, steps, size = target_logits.shape
+        drafts, shaping = steps - 1, (temperature, top_k, top_p)
+        assert bool((draft_lengths == drafts).all())
+        p = [softmax(target_logits[:, step], *shaping) for step in range(steps)]
+        q = [softmax(draft_logits[:, step], *shaping) for step in range(drafts)]
+        q.append(torch.zeros(rows, size, dtype=torch.float64))
+        of_step = position << 32  # each step has noise of its own
+        accepted = torch.zeros(rows, dtype=torch.int64)
+        found = torch.zeros(rows, dtype=torch.bool)
+        ratio = torch.ones(rows, dtype=torch.float64)
+        own = (p[0] - q[0]).clamp(min=0)
+        own = own.where(own.sum(-1, keepdim=True) > 0, p[0])
+        for kept in range(1, steps):
+            token = draft_tokens[:, kept - 1 : kept]
+            ratio = ratio * (p[kept - 1].gather(1, token) / q[kept - 1].gather(1, token)).squeeze(1)
+            if self.mistake != "ratio not capped at 1":
+                ratio = ratio.clamp(max=1)
+            excess = (ratio.unsqueeze(1) * p[kept] - q[kept]).clamp(min=0)
+            total = excess.sum(-1)
+            which = 0 if self.mistake == "one uniform for every run" else kept - 1
+            uniform = torch.from_numpy(_uniforms(seed, position + which, philox.ACCEPT | of_step))
+            passed = uniform * (total + 1 - ratio) < total
+            if self.mistake == "the shortest run that passes":
+                passed &= ~found
+            found |= passed
+            if self.mistake == "residual without the ratio":
+                excess = (p[kept] - q[kept]).clamp(min=0)
+            accepted = torch.where(passed, kept, accepted)
+            own = excess.where(passed.unsqueeze(1), own)
+        uniform = torch.from_numpy(_uniforms(seed, position + accepted, philox.RESIDUAL | of_step))
+        tokens = torch.nn.functional.pad(draft_tokens, (0, 1))
+        tokens = tokens.where(torch.arange(steps) < accepted.unsqueeze(1), -1)
+        tokens.scatter_(1, accepted.unsqueeze(1), pick(own, uniform).unsqueeze(1))
+        return VerifyResult(tokens, accepted, accepted + 1)

@@ -9,10 +9,11 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
-from driftguard_engine.kernels.reference.verify import singles
+from driftguard_engine.kernels.reference.verify import Rule, singles
 from driftguard_engine.kernels.tensor_checks import checked_sampling, expect_distributions
 from driftguard_engine.verify import VerifyResult, verification_of, verify_chain
 from scipy import stats
@@ -70,19 +71,31 @@ def distribution_of(logits: list[float], temperature: float, top_k: int, top_p: 
     return [weight[token] / total if token in order else 0.0 for token in range(len(logits))]
 
 
-def exact_distribution(case: Scenario, length: int) -> Distribution:
-    """P(emitted tokens) when `length` drafts are offered. How many were accepted follows from their number.
+Table = list[list[list[float]]]  # [step][token before][token]
 
-    Token y after accepted x_1..x_a has probability prod min(p, q)(x_i) times (p - q)+(y), or times p(y)
-    after the last draft: (p - q)+ sums to exactly the probability of a rejection.
-    """
+
+def tables_of(case: Scenario) -> tuple[Table, Table]:
+    """Probabilities of target and draft."""
+    shaping = case.temperature, case.top_k, case.top_p
     p, q = (
-        [
-            [distribution_of(row.tolist(), case.temperature, case.top_k, case.top_p) for row in step]
-            for step in table
-        ]
+        [[distribution_of(row.tolist(), *shaping) for row in step] for step in table]
         for table in (case.target, case.draft)
     )
+    return p, q
+
+
+def exact_distribution(case: Scenario, length: int, rule: Rule = "token") -> Distribution:
+    """P(emitted tokens) when `length` drafts are offered; their number tells how many were accepted."""
+    p, q = tables_of(case)
+    distribution = _by_block(p, q, length) if rule == "block" else _by_token(case, p, q, length)
+    assert math.isclose(math.fsum(distribution.values()), 1, abs_tol=1e-9)
+    return distribution
+
+
+def _by_token(case: Scenario, p: Table, q: Table, length: int) -> Distribution:
+    """Token y after accepted x_1..x_a has probability prod min(p, q)(x_i) times (p - q)+(y), or times p(y)
+    after the last draft: (p - q)+ sums to exactly the probability of a rejection.
+    """
     distribution: Distribution = {}
     for accepted in range(length + 1):
         for prefix in itertools.product(range(case.size), repeat=accepted):
@@ -95,23 +108,73 @@ def exact_distribution(case: Scenario, length: int) -> Distribution:
                 if accepted < length:
                     own = max(own - q[accepted][before][token], 0.0)
                 distribution[(*prefix, token)] = chance * own
-    assert math.isclose(math.fsum(distribution.values()), 1, abs_tol=1e-9)
+    return distribution
+
+
+def _by_block(p: Table, q: Table, length: int) -> Distribution:
+    """Algorithm 2 of Sun et al. (2025), followed to the letter for every block that the draft may draw."""
+    size = len(p[0])
+    distribution: Distribution = dict.fromkeys(
+        itertools.chain.from_iterable(
+            itertools.product(range(size), repeat=count + 1) for count in range(length + 1)
+        ),
+        0.0,
+    )
+    for block in itertools.product(range(size), repeat=length):
+        before = (0, *block)
+        drawn = math.prod(q[step][before[step]][token] for step, token in enumerate(block))
+        if drawn == 0:
+            continue
+        ratio = [1.0]
+        for step, token in enumerate(block):
+            ratio.append(min(ratio[-1] * p[step][before[step]][token] / q[step][before[step]][token], 1.0))
+        left = drawn  # the probability that no longer run is kept
+        for kept in range(length, -1, -1):
+            drafted = q[kept][before[kept]] if kept < length else [0.0] * size
+            excess = [
+                max(ratio[kept] * a - b, 0.0) for a, b in zip(p[kept][before[kept]], drafted, strict=True)
+            ]
+            total = math.fsum(excess)
+            passes = 1.0 if kept == 0 else total / (total + 1 - ratio[kept] or 1)
+            if total == 0:
+                excess, total = p[kept][before[kept]], 1.0
+            for token in range(size):
+                distribution[(*block[:kept], token)] += left * passes * excess[token] / total
+            left *= 1 - passes
     return distribution
 
 
 def sample_draft(
-    draft_logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, seed: Tensor, position: Tensor
+    draft_logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    seed: Tensor,
+    position: Tensor,
+    step: int = 0,
+    rule: Rule = "token",
 ) -> Tensor:
-    """One draft token per row of [B, V], int64 [B], as the engine draws it; the rest as `verify_chain`."""
+    """Draft token `step` of each row, int64 [B], as the engine draws it from draft_logits [B, V].
+
+    position: of the first draft token. The rest as `verify_chain`.
+    """
     (rows, size), device = draft_logits.shape, draft_logits.device
     sampling = checked_sampling(temperature, top_k, top_p, seed, rows, device)
-    one, positions = torch.ones(rows, dtype=torch.int32, device=device), position.cpu().numpy()
-    step = verification_of(sampling, positions, one, 1, size, draft_logits.dtype)
-    step.draft_logits[:, 0] = draft_logits
-    step.draw(0)
-    if bool((step.draft_tokens < 0).any()):
+    drafts, positions = step + 1, position.cpu().numpy()
+    lengths = torch.full((rows,), drafts, dtype=torch.int32, device=device)
+    drawing = verification_of(sampling, positions, lengths, drafts, size, draft_logits.dtype, rule=rule)
+    drawing.draft_logits[:, step] = draft_logits
+    drawing.draw(step)
+    tokens = drawing.draft_tokens[:, step]
+    if bool((tokens < 0).any()):
         expect_distributions("draft_logits", singles(draft_logits), read=np.ones(rows, np.bool_))
-    return step.draft_tokens[:, 0]
+    return tokens
+
+
+BY_RULE: dict[Rule, tuple[Verifier, Sampler]] = {
+    "token": (verify_chain, sample_draft),
+    "block": (partial(verify_chain, rule="block"), partial(sample_draft, rule="block")),
+}
 
 
 def draw(
@@ -133,7 +196,7 @@ def draw(
     target_logits, draft_logits, tokens = [case.target[0, token]], [], []
     for step in range(case.drafted):
         draft_logits.append(case.draft[step, token])
-        token = sample(draft_logits[-1], *shaping, seed, position + step)
+        token = sample(draft_logits[-1], *shaping, seed, position, step)
         tokens.append(token)
         target_logits.append(case.target[step + 1, token])
     lengths = torch.full((rows,), case.drafted) if lengths is None else lengths
@@ -195,12 +258,19 @@ def assert_distribution(counts: dict[tuple[int, ...], int], distribution: Distri
 
 
 def assert_lossless(
-    case: Scenario, *, rows: int, seed: int, verify: Verifier = verify_chain, sample: Sampler = sample_draft
+    case: Scenario,
+    *,
+    rows: int,
+    seed: int,
+    rule: Rule = "token",
+    verify: Verifier | None = None,
+    sample: Sampler | None = None,
 ) -> None:
     """The distribution of (accepted, tokens), and the first token's against the target's own, over `rows`.
 
-    Half of the rows differ by seed alone, half by position alone.
+    Half of the rows differ by seed alone, half by position alone. verify, sample: without them the engine's.
     """
+    verify, sample = verify or BY_RULE[rule][0], sample or BY_RULE[rule][1]
     half = rows // 2
     one = torch.ones(half, dtype=torch.int64)
     index = torch.arange(half)
@@ -209,7 +279,7 @@ def assert_lossless(
     result = draw(case, len(seeds), seeds, positions, verify=verify, sample=sample)
     context = f"seed {seed}, {rows} rows"
     assert_distribution(
-        counts_of(result), exact_distribution(case, case.drafted), f"joint distribution, {context}"
+        counts_of(result), exact_distribution(case, case.drafted, rule), f"joint distribution, {context}"
     )
 
     first = result.tokens[:, 0].bincount(minlength=case.size).tolist()

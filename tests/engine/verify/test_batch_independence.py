@@ -9,6 +9,7 @@ import pytest
 import torch
 from driftguard_engine.kernels.reference.distribution import token_distributions
 from driftguard_engine.kernels.reference.sampling import SamplingBatch
+from driftguard_engine.kernels.reference.verify import Rule
 from driftguard_engine.verify import VerifyResult, verify_chain
 from torch import Tensor
 
@@ -29,8 +30,8 @@ class Batch:
     def rows(self, index: Tensor) -> Batch:
         return Batch(tuple(argument[index] for argument in self.arguments))
 
-    def verify(self) -> VerifyResult:
-        return verify_chain(*self.arguments)  # type: ignore[arg-type]
+    def verify(self, rule: Rule = "token") -> VerifyResult:
+        return verify_chain(*self.arguments, rule=rule)  # type: ignore[arg-type, misc]
 
 
 def cycle(values: list[float] | list[int], rows: int) -> Tensor:
@@ -55,17 +56,18 @@ def assert_same(one: VerifyResult, other: VerifyResult, context: str) -> None:
         assert torch.equal(getattr(one, name), getattr(other, name)), f"{name}: {context}"
 
 
+@pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("size", SIZES)
-def test_alone_and_together(size: int) -> None:
+def test_alone_and_together(size: int, rule: Rule) -> None:
     rows = 33
     whole = batch(rows, 3, size)
-    alone = [whole.rows(torch.tensor([row])).verify() for row in range(rows)]
+    alone = [whole.rows(torch.tensor([row])).verify(rule) for row in range(rows)]
     random = torch.Generator().manual_seed(size)
     for count in (1, 2, 3, 7, 16, rows):
         index = torch.randperm(rows, generator=random)[:count]
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            together = whole.rows(index).verify()
+            together = whole.rows(index).verify(rule)
             for place, row in enumerate(index.tolist()):
                 picked = VerifyResult(
                     *(field[[place]] for field in (together.tokens, together.accepted, together.emitted))
@@ -137,7 +139,8 @@ def test_the_layout_of_the_memory_changes_nothing() -> None:
     assert np.array_equal(one, other)
 
 
-def test_unread_rows_may_hold_anything() -> None:
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_unread_rows_may_hold_anything(rule: Rule) -> None:
     whole = batch(12, 3, 50)
     target, draft, tokens, lengths = (argument.clone() for argument in whole.arguments[:4])
     step = torch.arange(3)
@@ -146,7 +149,14 @@ def test_unread_rows_may_hold_anything() -> None:
     draft[beyond] = torch.inf
     tokens[beyond] = 10**15
     dirty = Batch((target, draft, tokens, lengths, *whole.arguments[4:]))
-    assert_same(dirty.verify(), whole.verify(), "rows beyond each length overwritten")
+    assert_same(dirty.verify(rule), whole.verify(rule), "rows beyond each length overwritten")
+
+
+def test_greedy_rows_have_one_rule() -> None:
+    whole = batch(20, 3, 500)
+    greedy = whole.rows((whole.arguments[4] == 0).nonzero().squeeze(1))
+    assert_same(greedy.verify("block"), greedy.verify("token"), "greedy")
+    assert not torch.equal(whole.verify("block").tokens, whole.verify("token").tokens)
 
 
 def test_same_seed_same_tokens_and_another_seed_others() -> None:

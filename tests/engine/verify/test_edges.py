@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from driftguard_engine.kernels.backend import backend_of
+from driftguard_engine.kernels.reference.verify import Rule
 from driftguard_engine.kernels.tensor_checks import InvalidLogits
 from driftguard_engine.verify import (
     BackendUnavailable,
@@ -15,7 +16,16 @@ from driftguard_engine.verify import (
 )
 from torch import Tensor
 
-from tests.engine.verify.distributions import assert_distribution, distribution_of, sample_draft
+from tests.engine.verify.distributions import (
+    BY_RULE,
+    assert_distribution,
+    counts_of,
+    distribution_of,
+    draw,
+    exact_distribution,
+    sample_draft,
+    scenario,
+)
 
 INF = torch.inf
 
@@ -52,10 +62,13 @@ def many(
     )
 
 
+@pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("token", [-1, 3, 4, -7, 2**40])
-def test_an_id_that_the_vocabulary_lacks_is_rejected_and_replaced_by_a_draw_from_p(token: int) -> None:
+def test_an_id_that_the_vocabulary_lacks_is_rejected_and_replaced_by_a_draw_from_p(
+    token: int, rule: Rule
+) -> None:
     logits = [[0.0, 1.0, 2.0], [0.0, 0.0, 0.0]]
-    result = many(30_000, logits, [[2.0, 1.0, 0.0]], [token])
+    result = many(30_000, logits, [[2.0, 1.0, 0.0]], [token], rule=rule)
     assert int(result.accepted.max()) == 0
     assert set(result.tokens[:, 1].tolist()) == {-1}
     counts = dict(enumerate(result.tokens[:, 0].bincount(minlength=3).tolist()))
@@ -144,10 +157,35 @@ def test_tokens_that_the_target_rules_out_are_never_emitted() -> None:
     assert set(accepted.tokens[accepted.accepted == 1][:, 1].tolist()) == {0}
 
 
-def test_an_empty_residual_draws_from_p() -> None:
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_an_id_that_the_vocabulary_lacks_ends_the_block_before_it(rule: Rule) -> None:
+    case = scenario(5, 3, seed=31)
+
+    verify, sample = BY_RULE[rule]
+
+    def without_third(target: Tensor, draft: Tensor, tokens: Tensor, *rest: Tensor) -> VerifyResult:
+        return verify(target, draft, tokens.index_fill(1, torch.tensor(2), -1), *rest)
+
+    seeds, positions = torch.arange(60_000), torch.full((60_000,), 3)
+    result = draw(case, 60_000, seeds, positions, verify=without_third, sample=sample)
+    assert_distribution(counts_of(result), exact_distribution(case, 2, rule), "seeds 0.., position 3")
+
+
+def test_ratios_too_small_for_a_number_reject_the_block() -> None:
+    """Each draft token has about 2**-125 under p; the product of twelve is below what float64 holds."""
+    likely, unlikely = [0.0, -86.0], [-86.0, 0.0]
+    result = many(200, [likely] * 13, [unlikely] * 12, [1] * 12, rule="block")
+    assert result.accepted.tolist() == [0] * 200
+    assert set(result.tokens[:, 0].tolist()) == {0}
+    made_up = many(200, [likely] * 13, [unlikely] * 12, [1] * 6 + [0] * 6, rule="block")
+    assert made_up.accepted.tolist() == [12] * 200  # six that p likes by as much more make up for six
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_an_empty_residual_draws_from_p(rule: Rule) -> None:
     """p = q, and an id that both rule out: it is rejected, and p - q has nothing left to draw."""
     logits = [-INF, 0.0, 1.0, -INF]
-    result = many(30_000, [logits, logits], [logits], [0])
+    result = many(30_000, [logits, logits], [logits], [0], rule=rule)
     counts = result.tokens[:, 0].bincount(minlength=4).tolist()
     p = distribution_of(logits, 1.0, 0, 1.0)
     assert_distribution(
@@ -215,6 +253,7 @@ def good() -> dict[str, Any]:
         ("seed", torch.tensor([1]), r"seed must have shape \[2\], got \[1\]"),
         ("position", torch.tensor([0, -4]), r"position\[1\] must be at least 0, got -4"),
         ("position", 3, "position must be a torch.Tensor, got int"),
+        ("rule", "tree", "rule must be 'token' or 'block', got 'tree'"),
         ("backend", "gpu", "backend must be 'auto', 'reference' or 'cuda', got 'gpu'"),
     ],
 )

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
+from typing import Any
 
 import pytest
 import torch
-from driftguard_engine.verify import verify_chain
+from driftguard_engine import speculation
+from driftguard_engine.kernels.reference.verify import Rule, StepNoise
 
 from tests.engine.verify.distributions import (
+    BY_RULE,
     Distribution,
     Scenario,
     assert_distribution,
@@ -18,13 +23,14 @@ from tests.engine.verify.distributions import (
     draw,
     exact_distribution,
     runs_of,
-    sample_draft,
     scenario,
+    tables_of,
 )
 
 pytestmark = pytest.mark.slow
 
 ROWS = 200_000
+RULES: tuple[Rule, ...] = ("token", "block")
 
 CASES = {
     "temperature 1": scenario(5, 3, seed=1),
@@ -42,56 +48,120 @@ CASES = {
 }
 
 
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", CASES)
-def test_joint_law_equals_enumeration(name: str) -> None:
-    assert_lossless(CASES[name], rows=ROWS, seed=20260)
+def test_joint_law_equals_enumeration(name: str, rule: Rule) -> None:
+    assert_lossless(CASES[name], rows=ROWS, seed=20260, rule=rule)
 
 
-def test_laws_that_do_not_overlap() -> None:
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", CASES)
+def test_the_enumerated_law_is_the_targets(name: str, rule: Rule) -> None:
+    """Exactly: what is emitted, gone on by the target's own draws, has the target's law to the last token."""
+    case = CASES[name]
+    p, _ = tables_of(case)
+    for length in range(case.drafted + 1):
+        law = exact_distribution(case, length, rule)
+        for run in itertools.product(range(case.size), repeat=length + 1):
+            steps = list(zip((0, *run), run, strict=False))
+            own = [p[step][before][token] for step, (before, token) in enumerate(steps)]
+            found = math.fsum(law[run[:end]] * math.prod(own[end:]) for end in range(1, length + 2))
+            assert math.isclose(found, math.prod(own), rel_tol=1e-9, abs_tol=1e-12), (length, run)
+
+
+def accepted_by(case: Scenario, rule: Rule) -> float:
+    """Expected accepted drafts of a step."""
+    law = exact_distribution(case, case.drafted, rule)
+    return math.fsum((len(run) - 1) * chance for run, chance in law.items())
+
+
+def test_the_block_rule_accepts_the_first_token_as_often_at_any_length_and_more_later() -> None:
+    for name, case in CASES.items():
+        first = {
+            1 - math.fsum(law[(token,)] for token in range(case.size))
+            for rule in RULES
+            for length in range(1, case.drafted + 1)
+            for law in [exact_distribution(case, length, rule)]
+        }
+        assert max(first) - min(first) < 1e-12, name
+        assert accepted_by(case, "block") >= accepted_by(case, "token") - 1e-12, name
+    # The example of Sun et al.: p = (1/3, 2/3), q = (2/3, 1/3), whatever came before.
+    law = torch.tensor([1 / 3, 2 / 3], dtype=torch.float64).log()
+    example = Scenario(law.expand(3, 2, 2), law.flip(0).expand(2, 2, 2))
+    assert accepted_by(example, "token") == pytest.approx(10 / 9)
+    assert accepted_by(example, "block") == pytest.approx(11 / 9)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_laws_that_do_not_overlap(rule: Rule) -> None:
     case = scenario(6, 2, seed=9)
     target, draft = case.target.clone(), case.draft.clone()
     target[..., :3] = -torch.inf
     draft[..., 3:] = -torch.inf
     disjoint = dataclasses.replace(case, target=target, draft=draft)
-    assert_lossless(disjoint, rows=50_000, seed=20261)
+    assert_lossless(disjoint, rows=50_000, seed=20261, rule=rule)
 
 
-def test_point_mass_drafts() -> None:
-    """An n-gram proposal: one token per context, certain under q."""
+@pytest.mark.parametrize("rule", RULES)
+def test_point_mass_drafts(rule: Rule) -> None:
+    """An n-gram proposal: one token per context, certain under q. Both rules are then the same."""
     case = scenario(6, 3, seed=10, top_p=0.9)
     proposal = case.target[:-1].topk(2, dim=-1).indices[..., 1]  # [K, V] the second likeliest
     point = torch.full_like(case.draft, -torch.inf).scatter_(2, proposal.unsqueeze(2), 0.0)
-    assert_lossless(dataclasses.replace(case, draft=point), rows=ROWS, seed=20262)
+    certain = dataclasses.replace(case, draft=point)
+    law = exact_distribution(certain, 3, rule)
+    assert law == pytest.approx(exact_distribution(certain, 3, "token"), abs=1e-12)
+    assert_lossless(certain, rows=ROWS, seed=20262, rule=rule)
 
 
-def test_ragged_lengths_and_no_drafts_in_one_batch() -> None:
+@pytest.mark.parametrize("rule", RULES)
+def test_ragged_lengths_and_no_drafts_in_one_batch(rule: Rule) -> None:
     case = scenario(5, 3, seed=11, temperature=0.9)
     rows = 4 * 60_000
     lengths = torch.arange(rows) % 4
-    result = draw(case, rows, torch.arange(rows), torch.full((rows,), 3), lengths)
+    result = draw(case, rows, torch.arange(rows), torch.full((rows,), 3), lengths, *BY_RULE[rule])
     for length in range(4):
         chosen = lengths == length
         part = type(result)(result.tokens[chosen], result.accepted[chosen], result.emitted[chosen])
         assert int(part.accepted.max()) <= length
         assert_distribution(
-            counts_of(part), exact_distribution(case, length), f"length {length}, seeds 0..{rows}, position 3"
+            counts_of(part),
+            exact_distribution(case, length, rule),
+            f"length {length}, seeds 0..{rows}, position 3",
         )
 
 
-def test_whole_sequences_follow_the_target() -> None:
-    """Step after step with one seed: a position behind a rejection is drafted again, with the same noise."""
+def assert_sequences_follow_the_target(rule: Rule) -> None:
     case = scenario(4, 2, seed=12, temperature=0.8)
     stationary = dataclasses.replace(
         case, target=case.target[1:2].expand(3, -1, -1), draft=case.draft[1:2].expand(2, -1, -1)
     )
-    rows, wanted = 150_000, 4
-    sequences = generate(stationary, rows, wanted)
+    rows, wanted = 150_000, 5  # two steps at least, and up to five
+    sequences = generate(stationary, rows, wanted, rule)
     assert_distribution(
         runs_of(sequences), chain_distribution(stationary, wanted), f"sequences of {wanted}, seeds 0..{rows}"
     )
 
 
-def test_greedy_equals_the_targets_own_greedy_run() -> None:
+@pytest.mark.parametrize("rule", RULES)
+def test_whole_sequences_follow_the_target(rule: Rule) -> None:
+    """Step after step with one seed: a position behind a rejection is drafted again."""
+    assert_sequences_follow_the_target(rule)
+
+
+def test_the_block_rule_needs_noise_of_its_own_in_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the token rule positions behind a rejection were not looked at; by the block rule they were."""
+
+    def by_position(seed: Any, position: Any, steps: int, rule: Rule) -> StepNoise:
+        return StepNoise(seed, position, steps)
+
+    monkeypatch.setattr(speculation, "StepNoise", by_position)
+    with pytest.raises(AssertionError, match="chi-square"):
+        assert_sequences_follow_the_target("block")
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_greedy_equals_the_targets_own_greedy_run(rule: Rule) -> None:
     case = scenario(6, 3, seed=13, temperature=0.0)
     stationary = dataclasses.replace(
         case, target=case.target[1:2].expand(4, -1, -1), draft=case.draft[1:2].expand(3, -1, -1)
@@ -100,11 +170,12 @@ def test_greedy_equals_the_targets_own_greedy_run() -> None:
     expected = [0]
     for _ in range(12):
         expected.append(int(best[expected[-1]]))
-    assert generate(stationary, 3, 12).tolist() == [expected[1:]] * 3
+    assert generate(stationary, 3, 12, rule).tolist() == [expected[1:]] * 3
 
 
-def generate(case: Scenario, rows: int, wanted: int) -> torch.Tensor:
+def generate(case: Scenario, rows: int, wanted: int, rule: Rule) -> torch.Tensor:
     """[rows, wanted] tokens after token 0, speculating; row r has seed r."""
+    verify, sample = BY_RULE[rule]
     settings = (
         torch.full((rows,), case.temperature),
         torch.full((rows,), case.top_k),
@@ -120,11 +191,11 @@ def generate(case: Scenario, rows: int, wanted: int) -> torch.Tensor:
         draft_logits = []
         for step in range(drafted):
             draft_logits.append(case.draft[step, token])
-            token = sample_draft(draft_logits[-1], *settings, position + step)
+            token = sample(draft_logits[-1], *settings, position, step)
             tokens.append(token)
             logits.append(case.target[step + 1, token])
         lengths = torch.full((rows,), drafted)
-        result = verify_chain(
+        result = verify(
             torch.stack(logits, 1),
             torch.stack(draft_logits, 1),
             torch.stack(tokens, 1),

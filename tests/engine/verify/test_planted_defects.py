@@ -8,11 +8,19 @@ from typing import get_args
 
 import pytest
 import torch
-from driftguard_engine.verify import verify_chain
+from driftguard_engine.kernels.reference.verify import Rule
 from torch import Tensor
 
-from tests.engine.verify.broken import Mistake, PlainVerifier, argmax_sampler, gumbel_sampler
+from tests.engine.verify.broken import (
+    BlockMistake,
+    Mistake,
+    PlainBlockVerifier,
+    PlainVerifier,
+    argmax_sampler,
+    gumbel_sampler,
+)
 from tests.engine.verify.distributions import (
+    BY_RULE,
     Sampler,
     Scenario,
     assert_lossless,
@@ -28,6 +36,7 @@ pytestmark = pytest.mark.slow
 ROWS = 200_000
 SEED = 20270
 MISTAKES = [mistake for mistake in get_args(Mistake) if mistake != "none"]
+BLOCK_MISTAKES = [mistake for mistake in get_args(BlockMistake) if mistake != "none"]
 
 
 CASES = {
@@ -37,6 +46,7 @@ CASES = {
         torch.tensor([0.45, 0.55]).log().expand(2, 2, 2), torch.tensor([0.9, 0.1]).log().expand(1, 2, 2)
     ),
     "q before top-k, p after": scenario(6, 2, seed=21, top_k=3),
+    "block": scenario(5, 3, seed=22),
     "any other": scenario(5, 2, seed=22),
 }
 
@@ -46,9 +56,9 @@ def sampler_for(mistake: Mistake) -> Sampler:
 
 
 @cache
-def assert_the_engine_passes(case: str, sampler: Sampler, rows: int) -> None:
+def assert_the_engine_passes(case: str, sampler: Sampler, rows: int, rule: Rule = "token") -> None:
     """Once for all mistakes that are planted into the same draws."""
-    assert_lossless(CASES[case], rows=rows, seed=SEED, sample=sampler)
+    assert_lossless(CASES[case], rows=rows, seed=SEED, sample=sampler, rule=rule)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -59,6 +69,14 @@ def test_checker_catches(mistake: Mistake) -> None:
     assert_the_engine_passes(name, sampler, rows)
     with pytest.raises(AssertionError, match=r"chi-square|rules out"):
         assert_lossless(CASES[name], rows=rows, seed=SEED, verify=PlainVerifier(mistake), sample=sampler)
+
+
+@pytest.mark.parametrize("mistake", BLOCK_MISTAKES)
+def test_checker_catches_in_the_block_rule(mistake: BlockMistake) -> None:
+    assert_the_engine_passes("block", BY_RULE["block"][1], ROWS, "block")
+    verify = PlainBlockVerifier(mistake)
+    with pytest.raises(AssertionError, match=r"chi-square|rules out"):
+        assert_lossless(CASES["block"], rows=ROWS, seed=SEED, rule="block", verify=verify)
 
 
 def test_checker_catches_a_greedy_draft_with_a_soft_q() -> None:
@@ -75,14 +93,17 @@ def test_probabilities_in_bfloat16_are_caught_and_the_engines_are_exact() -> Non
         assert_precise(rounded, seed=SEED)
 
 
+@pytest.mark.parametrize("rule", BY_RULE)
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (4, 1.0), (0, 0.83), (5, 0.83)])
 def test_plain_verifier_without_a_mistake_emits_the_same_tokens(
-    temperature: float, top_k: int, top_p: float
+    temperature: float, top_k: int, top_p: float, rule: Rule
 ) -> None:
     case = replace(scenario(9, 3, seed=23), temperature=temperature, top_k=top_k, top_p=top_p)
     seed, position = torch.arange(20_000), torch.full((20_000,), 5)
-    engine = draw(case, 20_000, seed, position, verify=verify_chain)
-    plain = draw(case, 20_000, seed, position, verify=PlainVerifier())
+    verify, sample = BY_RULE[rule]
+    engine = draw(case, 20_000, seed, position, verify=verify, sample=sample)
+    alike = PlainVerifier() if rule == "token" else PlainBlockVerifier()
+    plain = draw(case, 20_000, seed, position, verify=alike, sample=sample)
     assert torch.equal(engine.tokens, plain.tokens)
     assert torch.equal(engine.accepted, plain.accepted)

@@ -1,7 +1,10 @@
-"""The verification rule in numpy: every other backend must give the same tokens.
+"""The verification rules in numpy: every other backend must give the same tokens.
 
-Leviathan, Kalman, Matias, "Fast inference from transformers via speculative decoding", ICML 2023;
-Chen et al., "Accelerating large language model decoding with speculative sampling", 2023.
+token: each draft token is accepted or rejected by itself (Leviathan, Kalman, Matias, "Fast inference from
+transformers via speculative decoding", ICML 2023; Chen et al., "Accelerating large language model decoding
+with speculative sampling", 2023).
+block: the accepted run is chosen with a view to the whole block (Sun et al., "Block verification accelerates
+speculative decoding", ICLR 2025, Algorithm 2).
 Inputs are checked by `driftguard_engine.verify`; nothing is checked here.
 """
 
@@ -10,6 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import torch
@@ -29,6 +33,8 @@ from driftguard_engine.kernels.reference.sampling import (
     Truths,
 )
 
+Rule = Literal["token", "block"]
+
 _PURPOSES = np.array([philox.DRAFT, philox.ACCEPT, philox.RESIDUAL])
 
 
@@ -39,15 +45,19 @@ class StepNoise:
     is needed, because greedy rows need none.
     """
 
-    def __init__(self, seed: Integers, position: Integers, steps: int) -> None:
+    def __init__(self, seed: Integers, position: Integers, steps: int, rule: Rule = "token") -> None:
         """position [B]: index in the sequence of the first token drawn."""
         self._seed, self._position, self._steps = seed, position, steps
+        # The block rule's outcome depends on the noise of every position that it looks at. What is drafted
+        # behind the accepted run again must not be drawn from it, so that each of its steps has its own.
+        self._step = position if rule == "block" else np.zeros_like(position)
 
     @cached_property
     def _drawn(self) -> tuple[RandomWords, Doubles]:
         """Words [2, 3, B, S], and the uniforms of the first ones for acceptance [B, S]."""
         seed, position = self._seed[:, np.newaxis], self._position[:, np.newaxis]
-        words = philox.words(seed, position + np.arange(self._steps), _PURPOSES[:, np.newaxis, np.newaxis])
+        purposes = _PURPOSES[:, np.newaxis, np.newaxis] | self._step[:, np.newaxis] << 32
+        words = philox.words(seed, position + np.arange(self._steps), purposes)
         return words, philox.uniforms_of(words[0, 1])
 
     @property
@@ -121,32 +131,34 @@ def singles(logits: Tensor) -> Singles:
     return logits.to("cpu", torch.float32).numpy()
 
 
-def verify_chain(chain: Chain, exp2: Exp2 = numpy_exp2) -> tuple[Tensor, Tensor]:
+def verify_chain(chain: Chain, exp2: Exp2 = numpy_exp2, rule: Rule = "token") -> tuple[Tensor, Tensor]:
     """Tokens [B, K+1], int64 padded with -1, and how many drafts of each row were accepted, int64 [B]."""
     device = chain.target_logits.device
-    noise = StepNoise(chain.sampling.seed, chain.position, chain.target_logits.shape[1])
+    noise = StepNoise(chain.sampling.seed, chain.position, chain.target_logits.shape[1], rule)
     given = Arrays.of(chain, exp2)
-    accepted, own, _ = verify(given, noise, exp2)
+    accepted, own, _ = verify(given, noise, exp2, rule)
     tokens = emitted(given.tokens, accepted, own)
     return torch.from_numpy(tokens).to(device), torch.from_numpy(accepted).to(device)
 
 
 @np.errstate(invalid="ignore", divide="ignore")  # rows that are not read may hold any values
-def verify(given: Arrays, noise: StepNoise, exp2: Exp2 = numpy_exp2) -> tuple[Integers, Integers, bool]:
+def verify(
+    given: Arrays, noise: StepNoise, exp2: Exp2 = numpy_exp2, rule: Rule = "token"
+) -> tuple[Integers, Integers, bool]:
     """How many drafts of each row are accepted, and the target's own token behind them: both [B]; and whether
-    every row of logits has a distribution, also those that are not read.
+    every row of logits has a distribution, also those that are not read. Greedy rows have one rule.
 
     The result of a row of logits without a distribution is meaningless, but affects no other request.
     """
     if given.sampling.all_greedy:
         return _verify_greedy(given)
     if not given.sampling.any_greedy:
-        return _verify_stochastic(given, noise.accept, noise.residual, exp2)
+        return _verify_stochastic(given, noise.accept, noise.residual, exp2, rule)
     greedy = given.sampling.greedy
     accepted, own = np.empty((2, len(greedy)), np.int64)
     accepted[greedy], own[greedy], valid = _verify_greedy(given.rows(greedy))
     accept, residual = noise.accept[~greedy], noise.residual[:, ~greedy]
-    others = _verify_stochastic(given.rows(~greedy), accept, residual, exp2)
+    others = _verify_stochastic(given.rows(~greedy), accept, residual, exp2, rule)
     accepted[~greedy], own[~greedy], others_valid = others
     return accepted, own, valid and others_valid
 
@@ -204,15 +216,19 @@ def _verify_greedy(given: Arrays) -> tuple[Integers, Integers, bool]:
 
 
 def _verify_stochastic(
-    given: Arrays, accept: Doubles, residual: RandomWords, exp2: Exp2
+    given: Arrays, accept: Doubles, residual: RandomWords, exp2: Exp2, rule: Rule
 ) -> tuple[Integers, Integers, bool]:
     # Both models' distributions side by side, because few calls over all cost less than many: [B, K + K+1].
     distributions = given.draft_distributions.beside(token_distributions(given.target, given.sampling, exp2))
-    drafts = given.tokens.shape[1]
-    passed = _passes(given, distributions, accept[:, :drafts], exp2)
-    accepted = _leading(passed & given.proposed)
+    accept = accept[:, : given.tokens.shape[1]]
+    if rule == "block":
+        accepted, ratio = _accept_block(given, distributions, accept, exp2)
+    else:
+        p, q = _offered(given, distributions, exp2)
+        accepted = _leading((accept * q < p) & given.proposed)
+        ratio = np.ones(len(accepted))
     words = residual[:, np.arange(len(accepted)), accepted]
-    own = _draw(*_own_masses(given, distributions, accepted, exp2), words)
+    own = _draw(*_own_masses(given, distributions, accepted, ratio, exp2), words)
     return accepted, own, _all_finite(distributions.peak)
 
 
@@ -220,8 +236,8 @@ def _all_finite(peaks: Singles) -> bool:
     return math.isfinite(peaks.sum(dtype=np.float64))  # finite float32 numbers cannot overflow it
 
 
-def _passes(given: Arrays, distributions: TokenDistributions, uniform: Doubles, exp2: Exp2) -> Truths:
-    """u q(x) < p(x), multiplied out: [B, K]."""
+def _offered(given: Arrays, distributions: TokenDistributions, exp2: Exp2) -> tuple[Doubles, Doubles]:
+    """Target's p and draft's q of the draft tokens, both [B, K], times one number for both."""
     rows, drafts = given.tokens.shape
     tokens = np.where(given.proposed, given.tokens, 0)
     at = np.arange(rows)[:, np.newaxis], np.arange(drafts), tokens
@@ -230,16 +246,61 @@ def _passes(given: Arrays, distributions: TokenDistributions, uniform: Doubles, 
     distributions = distributions.rows(EVERY, slice(2 * drafts))
     weight = distributions.weigh(both, of_both[..., np.newaxis], exp2)[..., 0].astype(np.float64)
     q, p, normaliser = slice(drafts), slice(drafts, None), distributions.normaliser
-    return uniform * (weight[:, q] * normaliser[:, p]) < weight[:, p] * normaliser[:, q]
+    return weight[:, p] * normaliser[:, q], weight[:, q] * normaliser[:, p]
+
+
+def _accept_block(
+    given: Arrays, distributions: TokenDistributions, uniform: Doubles, exp2: Exp2
+) -> tuple[Integers, Doubles]:
+    """How many drafts of each row are accepted by the block rule, n, and the ratio behind them: both [B].
+
+    The ratio behind i drafts is r_i = min(r_(i-1) p(x_i) / q(x_i), 1), r_0 = 1. With e_i the sum of
+    (r_i p - q)+ over the token behind them (of r_i p behind the last draft, where nothing is drafted),
+    n is the largest i with u_i < e_i / (e_i + 1 - r_i).
+    """
+    p, q = _offered(given, distributions, exp2)
+    rows, drafts = q.shape
+    lengths = _leading(given.proposed)
+    ratios = np.ones((rows, drafts + 1))
+    for step in range(drafts):
+        # In float64 a ratio is taken for 0 only below 2**-1022: the target draws no such run.
+        above, below = ratios[:, step] * p[:, step], q[:, step]
+        ratios[:, step + 1] = np.where(above < below, above / below, above > 0)
+    accepted = np.zeros(rows, np.int64)
+    for count in range(drafts, 0, -1):
+        asked = ((accepted == 0) & (count <= lengths)).nonzero()[0]
+        ratio = ratios[asked, count]
+        excess, followed = ratio.copy(), count < lengths[asked]
+        if followed.any():
+            row = asked[followed]
+            stopped = np.tile((drafts + count, count), (len(row), 1))
+            logits = np.stack((given.target[row, count], given.draft[row, count]), axis=1)
+            there = distributions.rows(row).at(stopped)
+            weights = there.weigh(logits, np.arange(logits.shape[-1]), exp2)
+            of_tiles = tiles.tile_sums(tiles.chunked(_excess(weights, there.normaliser, ratio[followed]), 0))
+            excess[followed] = tiles.row_sum(of_tiles.astype(np.float64))
+        passed = uniform[asked, count - 1] * (excess + (1 - ratio)) < excess
+        accepted[asked[passed]] = count
+    return accepted, ratios[np.arange(rows), accepted]
+
+
+def _excess(weights: Singles, normaliser: Doubles, ratio: Doubles) -> Singles:
+    """(r p - q)+ [N, V] of the weights [N, 2, V] of target and draft, and their normalisers [N, 2]; r [N]."""
+    share = 1 / normaliser
+    share[:, 0] *= ratio
+    share = share.astype(np.float32)
+    excess = weights[:, 0] * share[:, :1]
+    excess -= weights[:, 1] * share[:, 1:]
+    return np.maximum(excess, 0, out=excess)
 
 
 def _own_masses(
-    given: Arrays, distributions: TokenDistributions, accepted: Integers, exp2: Exp2
+    given: Arrays, distributions: TokenDistributions, accepted: Integers, ratio: Doubles, exp2: Exp2
 ) -> tuple[Singles, Doubles, Truths]:
-    """The masses from which the target's own token is drawn, as arguments of `_draw`.
+    """The masses from which the target's own token is drawn, as arguments of `_draw`. ratio [B]: r.
 
-    A rejected draft leaves (p - q)+. After the last draft nothing was rejected, and an id that the vocabulary
-    lacks was no draw from q: both leave p itself.
+    A rejected draft leaves (r p - q)+. After the last draft nothing was rejected, and an id that the
+    vocabulary lacks was no draw from q: both leave p itself.
     """
     row, drafts = np.arange(len(accepted)), given.tokens.shape[1]
     stopped, rejected = (drafts + accepted)[:, np.newaxis], np.zeros(len(row), np.bool_)
@@ -254,10 +315,7 @@ def _own_masses(
     weights = distributions.weigh(logits, np.arange(logits.shape[-1]), exp2)
     mass, changed = weights[:, 0], distributions.cut[:, 0] > -np.inf
     if rejected.any():
-        share = (1 / distributions.normaliser).astype(np.float32)
-        residual = mass * share[:, :1]
-        residual -= weights[:, 1] * share[:, 1:]
-        np.maximum(residual, 0, out=residual)
+        residual = _excess(weights, distributions.normaliser, ratio)
         # An empty residual takes p = q up to rounding, and then p is the distribution to draw from.
         residually = rejected & residual.any(-1)
         mass, changed = np.where(residually[:, np.newaxis], residual, mass), changed | residually
