@@ -30,7 +30,7 @@ class EngineConfig:
     not pay; the two above are then upper bounds. A seeded request at a temperature above 0 then draws tokens
     that depend on the load.
     verification: the rule by which drafts are accepted, see `verify`. "block" accepts as many as "token" or
-    more; the CUDA kernels know "token" only.
+    more.
     ngram_min_tokens, ngram_max_tokens: length of the suffix that n-gram lookup matches.
     model_path: "generic" runs every model through transformers' own forward; "auto" does so only for models
     that the lean path cannot compute.

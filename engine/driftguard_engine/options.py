@@ -102,7 +102,7 @@ class ModelOptions:
         VerificationName,
         _option(
             "What is accepted at once: each draft token, or the block of a step, which accepts as many or "
-            "more. Both give the target's own distribution. block runs on the CPU only.",
+            "more. Both give the target's own distribution.",
             MODELS,
         ),
     ] = VerificationName.TOKEN

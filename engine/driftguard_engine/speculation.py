@@ -75,12 +75,13 @@ class KernelVerification:
         drafts: int,
         vocabulary: int,
         dtype: torch.dtype,
+        rule: Rule = "token",
     ) -> None:
         """drafted: int32. drafts: K. dtype: of both models' logits, one that the kernels read."""
         batch, device = len(sampling.seed), sampling.seed.device
         self._launcher, self._sampling, self._drafted = launcher, sampling, drafted
         self._drawn = False
-        self._space = Workspace.empty(batch, drafts, vocabulary, device, sampling.narrows)
+        self._space = Workspace.empty(batch, drafts, vocabulary, device, sampling.narrows, rule)
         self.draft_logits = torch.empty(batch, drafts, vocabulary, dtype=dtype, device=device)
         self.draft_tokens = self._space.draft_tokens
 

@@ -123,10 +123,8 @@ def verification_of(
     launcher = launcher_of(drafted.device, backend)
     if launcher is None:
         return ReferenceVerification(sampling, positions, drafted.cpu(), drafts, vocabulary, rule)
-    if rule != "token":
-        raise BackendUnavailable("cuda", f"the kernels verify by the token rule only, not by {rule}")
     there = SamplingTensors.of(sampling, positions, vocabulary, drafted.device)
-    return KernelVerification(launcher, there, drafted, drafts, vocabulary, dtype)
+    return KernelVerification(launcher, there, drafted, drafts, vocabulary, dtype, rule)
 
 
 def _refuse(

@@ -18,10 +18,10 @@ from tests.gpu.draws import Drafted, Mistake
 
 # In verify.cu, each of them there exactly once.
 EDITS: dict[str, tuple[str, str]] = {
-    "accept shares the draft's noise": ("position + step, ACCEPT)", "position + step, DRAFT)"),
+    "accept shares the draft's noise": ("position + step, ACCEPT,", "position + step, DRAFT,"),
     "residual shares the draft's noise": (
-        "positions[request] + step, RESIDUAL)",
-        "positions[request] + step, DRAFT)",
+        "positions[request] + step, RESIDUAL,",
+        "positions[request] + step, DRAFT,",
     ),
     "residual from p": (
         "masses.residual = step < chain.length && chain.known(step);",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from driftguard_engine.kernels import self_test
 from driftguard_engine.kernels import verify as verify_kernels
 from driftguard_engine.kernels.cuda.launcher import SUFFIXES
 from driftguard_engine.kernels.cuda.loader import Kernels
+from driftguard_engine.kernels.reference.verify import Rule
 
 from tests.engine.kernels.cases import (
     SPECIAL,
@@ -31,33 +33,38 @@ pytestmark = [
 
 SMALL = [1, 2, 7, 255, 257, 2048, 4097, 9001]
 LARGE = [32_000, 50_257, 128_256, 151_936, 262_144]
+RULES = pytest.mark.parametrize("rule", get_args(Rule))
 
 
+@RULES
 @pytest.mark.parametrize("dtype", SUFFIXES, ids=str)
 @pytest.mark.parametrize("size", SMALL)
-def test_small_vocabularies(engine_kernels: Kernels, size: int, dtype: torch.dtype) -> None:
+def test_small_vocabularies(engine_kernels: Kernels, size: int, dtype: torch.dtype, rule: Rule) -> None:
     for filtered in (False, True):
-        given = case(40, 3, size, dtype, filtered)
+        given = replace(case(40, 3, size, dtype, filtered), rule=rule)
         space = run(engine_kernels, given, engine_kernels.device)
         assert_equal_to_reference(given, space, f"V={size}, {dtype}, filtered={filtered}")
 
 
+@RULES
 @pytest.mark.parametrize("dtype", SUFFIXES, ids=str)
 @pytest.mark.parametrize("size", LARGE)
-def test_large_vocabularies(engine_kernels: Kernels, size: int, dtype: torch.dtype) -> None:
-    given = case(6, 2, size, dtype)
+def test_large_vocabularies(engine_kernels: Kernels, size: int, dtype: torch.dtype, rule: Rule) -> None:
+    given = replace(case(6, 2, size, dtype), rule=rule)
     assert_equal_to_reference(given, run(engine_kernels, given, engine_kernels.device), f"V={size}, {dtype}")
 
 
+@RULES
 @pytest.mark.parametrize("name", SPECIAL)
-def test_special_cases(engine_kernels: Kernels, name: str) -> None:
-    given = SPECIAL[name]()
+def test_special_cases(engine_kernels: Kernels, name: str, rule: Rule) -> None:
+    given = replace(SPECIAL[name](), rule=rule)
     assert_equal_to_reference(given, run(engine_kernels, given, engine_kernels.device), name)
 
 
-def test_most_drafts(engine_kernels: Kernels) -> None:
+@RULES
+def test_most_drafts(engine_kernels: Kernels, rule: Rule) -> None:
     given = case(4, verify_kernels.MOST_DRAFTS, 300)
-    given = replace(given, lengths=torch.tensor([31, 30, 0, 17]))
+    given = replace(given, lengths=torch.tensor([31, 30, 0, 17]), rule=rule)
     assert_equal_to_reference(given, run(engine_kernels, given, engine_kernels.device), "31 drafts")
 
 
@@ -76,13 +83,14 @@ def test_the_self_test_passes(engine_kernels: Kernels) -> None:
 
 
 def wide() -> Case:
-    """Every kind of row, over 64 tiles, for blocks to share."""
+    """Every kind of row, over 128 tiles, for blocks to share."""
     given = case(12, 2, 262_144, torch.bfloat16)
     return replace(given, lengths=torch.arange(12) % 2 + 1)
 
 
-def test_blocks_of_a_row_change_nothing(engine_kernels: Kernels) -> None:
-    given = wide()
+@RULES
+def test_blocks_of_a_row_change_nothing(engine_kernels: Kernels, rule: Rule) -> None:
+    given = replace(wide(), rule=rule)
     expected = answer(given)
     for blocks in range(1, 17):
         for _ in range(3):

@@ -28,15 +28,9 @@ def placement_of(config: EngineConfig) -> Placement:
     """How models are loaded for this config. Where steps run ahead: with a spare slot, and spare positions in
     each slot.
 
-    Raises InvalidConfig where the device cannot verify by the rule that is asked for, or as many draft tokens
-    as a request may have.
+    Raises InvalidConfig where a request may have more draft tokens than the device can verify.
     """
     ahead, device = runs_ahead(config), torch.device(config.device)
-    launcher = backend_of(device).launcher
-    if config.verification != "token" and launcher is not None:
-        raise InvalidConfig(
-            f"verification: {config.verification!r} runs on the CPU only; the CUDA kernels verify by 'token'"
-        )
     if ahead and config.max_speculative_tokens > MOST_DRAFTS:
         raise InvalidConfig(
             f"max_speculative_tokens: {config.max_speculative_tokens} is more than the {MOST_DRAFTS} "
@@ -49,7 +43,7 @@ def placement_of(config: EngineConfig) -> Placement:
         config.max_length,
         lean=config.model_path == "auto",
         spare=MOST_DRAFTS * int(ahead),
-        launcher=launcher,
+        launcher=backend_of(device).launcher,
     )
 
 

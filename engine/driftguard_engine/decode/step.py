@@ -40,7 +40,7 @@ class Step:
     drafter: Drafter | None
     shape: Shape
     launcher: Launcher | None
-    rule: Rule = "token"  # of the reference; the kernels verify by token
+    rule: Rule = "token"
 
     @torch.inference_mode()
     def run(self, queued: Tensor) -> Tensor:
@@ -71,4 +71,4 @@ class Step:
             rows.scales, rows.top_ks, rows.top_ps, rows.seeds, rows.lengths, self.shape.narrows
         )
         dtype = self.target.dtype
-        return KernelVerification(self.launcher, there, rows.drafted, drafts, vocabulary, dtype)
+        return KernelVerification(self.launcher, there, rows.drafted, drafts, vocabulary, dtype, self.rule)

@@ -5,6 +5,9 @@ They must give what the references give.
 
 from __future__ import annotations
 
+from itertools import product
+from typing import get_args
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -17,12 +20,12 @@ from driftguard_engine.kernels.reference import verify as reference
 from driftguard_engine.kernels.reference.distribution import token_distributions
 from driftguard_engine.kernels.reference.exp2 import fused_exp2
 from driftguard_engine.kernels.reference.sampling import SamplingBatch
-from driftguard_engine.kernels.reference.verify import Chain
+from driftguard_engine.kernels.reference.verify import Chain, Rule
 from driftguard_engine.kernels.steps import DraftContext, SlotState
 from driftguard_engine.kernels.verify import SamplingTensors, Workspace
 
-_BATCH, _DRAFTS, _SIZE = 6, 3, 5000  # two tiles, the second one short
-_SHARED_ROWS, _SHARED_SIZE = 2, 20_000  # five tiles, two blocks to a row
+_BATCH, _DRAFTS, _SIZE = 6, 3, 5000  # three tiles, the last one short
+_SHARED_ROWS, _SHARED_SIZE = 2, 20_000  # ten tiles, two blocks to a row
 _SEED = 20
 _OF_ROWS = ("lengths", "seeds", "scales", "top_ps", "top_ks", "starts", "drafted", "fed")
 _OF_DRAFTS = ("token_ids", "chosen", "starts", "next")
@@ -34,10 +37,10 @@ def check(launcher: Launcher, device: torch.device) -> None:
     _check_cuts(launcher, device)
     for dtype in ngram.SUFFIXES:
         _check_ngrams(launcher, dtype, device)
-    for dtype in SUFFIXES:
-        asked = _question(dtype)
+    for dtype, rule in product(SUFFIXES, get_args(Rule)):
+        asked = _question(dtype, rule)
         given = _on(asked, device)
-        space = Workspace.empty(_BATCH, _DRAFTS, _SIZE, device)
+        space = Workspace.empty(_BATCH, _DRAFTS, _SIZE, device, rule=rule)
         sampling = SamplingTensors.of(asked.sampling, asked.position, _SIZE, device)
         for step in range(_DRAFTS):
             verify_kernels.draw_drafts(
@@ -45,11 +48,12 @@ def check(launcher: Launcher, device: torch.device) -> None:
             )
         lengths = given.draft_lengths.int()
         verify_kernels.verify(launcher, given.target_logits, given.draft_logits, lengths, sampling, space)
-        tokens, accepted = reference.verify_chain(asked, fused_exp2)
-        _expect(f"drafts of {dtype} logits", space.draft_tokens, asked.draft_tokens)
-        _expect(f"status of {dtype} logits", space.status, torch.zeros(_BATCH))
-        _expect(f"accepted of {dtype} logits", space.accepted, accepted)
-        _expect(f"tokens of {dtype} logits", space.tokens, tokens)
+        tokens, accepted = reference.verify_chain(asked, fused_exp2, rule)
+        what = f"of {dtype} logits by the {rule} rule"
+        _expect(f"drafts {what}", space.draft_tokens, asked.draft_tokens)
+        _expect(f"status {what}", space.status, torch.zeros(_BATCH))
+        _expect(f"accepted {what}", space.accepted, accepted)
+        _expect(f"tokens {what}", space.tokens, tokens)
 
 
 def _check_cuts(launcher: Launcher, device: torch.device) -> None:
@@ -129,7 +133,7 @@ def _expect(what: str, found: Tensor, known: Tensor) -> None:
         )
 
 
-def _question(dtype: torch.dtype) -> Chain:
+def _question(dtype: torch.dtype, rule: Rule) -> Chain:
     random = torch.Generator().manual_seed(_SEED)
     target = (3 * torch.randn(_BATCH, _DRAFTS + 1, _SIZE, generator=random)).to(dtype)
     draft = (target[:, :-1] + 0.5 * torch.randn(_BATCH, _DRAFTS, _SIZE, generator=random)).to(dtype)
@@ -140,12 +144,9 @@ def _question(dtype: torch.dtype) -> Chain:
         torch.arange(_BATCH) + _SEED,
     )
     position = np.arange(_BATCH)
-    steps = [
-        reference.sample_draft(draft[:, step], sampling, position + step, fused_exp2)
-        for step in range(_DRAFTS)
-    ]
+    tokens = reference.draw_chain(draft, sampling, position, rule, fused_exp2)
     lengths = torch.tensor([3, 3, 3, 0, 2, 3])
-    return Chain(target, draft, torch.stack(steps, 1), lengths, sampling, position)
+    return Chain(target, draft, tokens, lengths, sampling, position)
 
 
 def _on(chain: Chain, device: torch.device) -> Chain:

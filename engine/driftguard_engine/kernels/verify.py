@@ -18,8 +18,10 @@ from torch import Tensor
 from driftguard_engine.kernels.cuda.launcher import SUFFIXES, Argument, Launcher
 from driftguard_engine.kernels.reference.sampling import Integers, SamplingBatch
 from driftguard_engine.kernels.reference.tiles import LANES, tiles_of
+from driftguard_engine.kernels.reference.verify import Rule
 
 MOST_DRAFTS = 31  # of a request: one lane of a warp decides each step
+_VERIFY: dict[Rule, str] = {"token": "verify_chain", "block": "verify_block"}
 
 # As in csrc: threads of a block.
 _CUT_THREADS, _DRAW_THREADS = 512, 256
@@ -115,9 +117,10 @@ class Workspace:
 
     drafts: int
     size: int
+    rule: Rule
     target: DistributionTable  # row b * (K + 1) + s
     draft: DistributionTable  # row b * K + s
-    tile_masses: Tensor  # [B, T] float32
+    tile_masses: Tensor  # [B, T] float32; by the block rule [B, K + 1, T]
     meetings: RowMeetings  # R = B * (K + 1)
     draft_tokens: Tensor  # [B, K] int64
     tokens: Tensor  # [B, K + 1] int64: padded with -1
@@ -126,9 +129,15 @@ class Workspace:
 
     @classmethod
     def empty(
-        cls, batch: int, drafts: int, size: int, device: torch.device, narrows: bool = True
+        cls,
+        batch: int,
+        drafts: int,
+        size: int,
+        device: torch.device,
+        narrows: bool = True,
+        rule: Rule = "token",
     ) -> Workspace:
-        """narrows: whether a request may ask for top-k or top-p."""
+        """narrows: whether a request may ask for top-k or top-p. rule: of drawing and verification."""
 
         def room(*shape: int, kind: torch.dtype = torch.int32) -> Tensor:
             return torch.empty(shape, dtype=kind, device=device)
@@ -138,9 +147,10 @@ class Workspace:
         return cls(
             drafts,
             size,
+            rule,
             DistributionTable.empty(batch * (drafts + 1), size, device),
             DistributionTable.empty(max(batch * drafts, 1), size, device),
-            torch.empty(batch, tiles_of(size), device=device),
+            torch.empty(batch, *[drafts + 1] * (rule == "block"), tiles_of(size), device=device),
             RowMeetings.empty(batch * (drafts + 1), narrows, device),
             room(batch, drafts, kind=torch.int64),
             room(batch, drafts + 1, kind=torch.int64),
@@ -166,7 +176,8 @@ def draw_drafts(
         _DRAW_THREADS,
         [
             *(logits, np.int64(logits.stride(0)), np.int32(space.size), np.int32(drafts), np.int32(step)),
-            *(sampling.scale, sampling.seed, sampling.position, *space.draft.read()),
+            *(sampling.scale, sampling.seed, sampling.position, np.int32(space.rule == "block")),
+            *space.draft.read(),
             *(space.tile_masses, space.meetings.arrivals, space.draft_tokens),
         ],
     )
@@ -180,7 +191,7 @@ def verify(
     sampling: SamplingTensors,
     space: Workspace,
 ) -> None:
-    """Verifies space.draft_tokens with the distributions that `draw_drafts` kept, into the outputs of space.
+    """Verifies space.draft_tokens by space.rule, with what `draw_drafts` kept, into the outputs of space.
 
     target_logits [B, K + 1, V], draft_logits [B, K, V] of the same dtype, rows at a constant stride, or None
     for drafts that were not drawn (n-grams); lengths [B] int32.
@@ -188,7 +199,7 @@ def verify(
     suffix, (batch, steps, size) = SUFFIXES[target_logits.dtype], target_logits.shape
     find_distributions(launcher, target_logits, lengths, sampling, space.target, steps, 0, space.meetings)
     launcher.launch(
-        f"verify_chain_{suffix}",
+        f"{_VERIFY[space.rule]}_{suffix}",
         (batch, _blocks_of_row(target_logits.device, batch, size), 1),
         _DRAW_THREADS,
         [

@@ -14,9 +14,7 @@ import pytest
 import torch
 from driftguard_engine.config import EngineConfig, InvalidConfig
 from driftguard_engine.core import EngineBusy, InvalidModel, InvalidRequest
-from driftguard_engine.decode import placement
 from driftguard_engine.engine import Engine
-from driftguard_engine.kernels.backend import Backend
 from safetensors.torch import load_file, save_file
 
 from tests.engine.core.tiny import CONTEXT, letter_tokenizer, request, save, serve
@@ -263,11 +261,6 @@ def test_on_a_gpu_attention_is_not_left_to_what_plans_each_length_anew(
         torch.backends.cuda.enable_cudnn_sdp(before)
 
 
-def test_block_verification_is_refused_where_the_cuda_kernels_verify(
-    new_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unknown_verification_rule_is_refused(new_engine: Callable[..., Engine]) -> None:
     with pytest.raises(InvalidConfig, match="verification: 'tree' is not one of token, block"):
         new_engine(verification="tree")
-    monkeypatch.setattr(placement, "backend_of", lambda _: Backend(Mock()))
-    with pytest.raises(InvalidConfig, match="verification: 'block' runs on the CPU only; the CUDA kernels"):
-        new_engine(verification="block")

@@ -16,7 +16,7 @@ from driftguard_engine.kernels.reference import verify as reference
 from driftguard_engine.kernels.reference.distribution import TokenDistributions, token_distributions
 from driftguard_engine.kernels.reference.exp2 import fused_exp2
 from driftguard_engine.kernels.reference.sampling import Integers, SamplingBatch
-from driftguard_engine.kernels.reference.verify import Chain
+from driftguard_engine.kernels.reference.verify import Chain, Rule
 from driftguard_engine.kernels.verify import DistributionTable, SamplingTensors, Workspace
 from torch import Tensor
 
@@ -38,6 +38,7 @@ class Case:
     tokens: Tensor | None = None  # [B, K] offered instead of the drawn ones
     certain: bool = False  # these tokens were not drawn, as those of n-grams
     padding: int = 0  # elements between rows in memory
+    rule: Rule = "token"
 
     def rows(self, index: Tensor) -> Case:
         return replace(
@@ -156,7 +157,7 @@ class Shared:
 def run(launcher: Launcher, given: Case, device: torch.device) -> Workspace:
     """Drafts drawn and verified by the kernels; `outcome_of` reads the workspace."""
     batch, drafts, size = given.draft.shape
-    space = Workspace.empty(batch, drafts, size, device)
+    space = Workspace.empty(batch, drafts, size, device, rule=given.rule)
     spoil(space)
     target, draft = (apart(logits.to(device), given.padding) for logits in (given.target, given.draft))
     settings = SamplingTensors.of(given.sampling, given.position, size, device)
@@ -204,23 +205,15 @@ def answer(given: Case) -> Outcome:
     """The reference's, with the powers of two that the kernels compute."""
     drawn = given.tokens
     if drawn is None:
-        drawn = drawn_by_reference(given)
+        drawn = reference.draw_chain(given.draft, given.sampling, given.position, given.rule, fused_exp2)
     draft = given.draft
     if given.certain:
         draft = torch.full_like(draft, -torch.inf)
         known = (drawn >= 0) & (drawn < draft.shape[-1])
         draft.scatter_(2, drawn.where(known, 0).unsqueeze(2), 0.0)
     chain = Chain(given.target, draft, drawn, given.lengths, given.sampling, given.position)
-    tokens, accepted = reference.verify_chain(chain, fused_exp2)
+    tokens, accepted = reference.verify_chain(chain, fused_exp2, given.rule)
     return Outcome(drawn, tokens, accepted, torch.zeros(len(tokens), dtype=torch.int32))
-
-
-def drawn_by_reference(given: Case) -> Tensor:
-    steps = [
-        reference.sample_draft(given.draft[:, step], given.sampling, given.position + step, fused_exp2)
-        for step in range(given.draft.shape[1])
-    ]
-    return torch.stack(steps, 1) if steps else torch.zeros(len(given.draft), 0, dtype=torch.int64)
 
 
 def assert_equal_to_reference(given: Case, space: Workspace, context: str) -> None:

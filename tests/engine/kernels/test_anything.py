@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from driftguard_engine.kernels.reference import verify as reference
+from driftguard_engine.kernels.reference.exp2 import fused_exp2
 from driftguard_engine.kernels.reference.sampling import SamplingBatch
 
-from tests.engine.kernels.cases import Case, assert_equal_to_reference, case, drawn_by_reference, run
+from tests.engine.kernels.cases import Case, assert_equal_to_reference, case, run
 from tests.engine.kernels.emulated import Emulated
 from tests.engine.simt.emulator import Module
 
@@ -42,7 +44,7 @@ def random_case(chance: random.Random) -> tuple[Case, str]:
         padding=chance.choice([0, 0, 1, 5]),
     )
     if chance.random() < 0.6:
-        tokens = drawn_by_reference(given)
+        tokens = reference.draw_chain(given.draft, given.sampling, given.position, given.rule, fused_exp2)
         for row in range(rows):
             for step in range(drafts):
                 if chance.random() < 0.3:

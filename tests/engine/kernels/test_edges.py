@@ -10,9 +10,11 @@ import pytest
 import torch
 from driftguard_engine.kernels import verify as verify_kernels
 from driftguard_engine.kernels.reference import tiles
+from driftguard_engine.kernels.reference import verify as reference
 from driftguard_engine.kernels.reference.distribution import token_distributions
 from driftguard_engine.kernels.reference.exp2 import Singles, fused_exp2
 from driftguard_engine.kernels.reference.sampling import SamplingBatch
+from driftguard_engine.kernels.reference.verify import Rule
 from driftguard_engine.kernels.verify import SamplingTensors, Workspace
 from torch import Tensor
 
@@ -206,11 +208,12 @@ def test_both_zeros_are_one_logit(module: Module) -> None:
     check(module, given)
 
 
-def test_an_empty_residual_leaves_the_target_s_law(module: Module) -> None:
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_an_empty_residual_leaves_the_target_s_law(module: Module, rule: Rule) -> None:
     size = 9001
     given = case(4, 1, size, sampling_of(4, [1.0, 0.7], [0, 0, 20, 0], [1.0, 1.0, 1.0, 0.9]))
     given.target[:, 0, 17] = -INF
-    given = replace(given, draft=given.target[:, :1].clone(), tokens=torch.full((4, 1), 17))
+    given = replace(given, draft=given.target[:, :1].clone(), tokens=torch.full((4, 1), 17), rule=rule)
     for seed in (0, 1):
         space = cases.run(Shared(Emulated(module, seed), 4), given, CPU)
         assert_equal_to_reference(given, space, f"order {seed}")
@@ -218,9 +221,10 @@ def test_an_empty_residual_leaves_the_target_s_law(module: Module) -> None:
         assert 17 not in space.tokens[:, 0]
 
 
+@pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("blocks", [1, 2, 4, 16])
-def test_blocks_that_share_a_row_change_nothing(module: Module, blocks: int) -> None:
-    given = case(5, 1, 4500, sampling_of(5, [1.0, 1.0, 0.0, 1.0], [0, 10, 0, 0]))
+def test_blocks_that_share_a_row_change_nothing(module: Module, blocks: int, rule: Rule) -> None:
+    given = replace(case(5, 1, 4500, sampling_of(5, [1.0, 1.0, 0.0, 1.0], [0, 10, 0, 0])), rule=rule)
     given.target[1:4, 0].neg_()  # the draft is wrong
     space = cases.run(Shared(Emulated(module, blocks), blocks), given, CPU)
     assert_equal_to_reference(given, space, f"{blocks} blocks")
@@ -235,6 +239,13 @@ def test_a_row_of_many_tiles(module: Module) -> None:
         space = cases.run(Shared(Emulated(module, blocks), blocks), given, CPU)
         assert_equal_to_reference(given, space, f"{blocks} blocks")
     assert space.accepted.tolist() == [0, 0]
+
+
+def test_a_long_block_of_which_some_is_accepted(module: Module) -> None:
+    """By the block rule: the runs of every length compete, over several tiles, also where rows are cut."""
+    given = case(8, 6, 4500, sampling_of(8, [1.0, 0.8], [0, 0, 300, 0], [1.0, 0.95]))
+    space = check(module, replace(given, rule="block"))
+    assert len(set(space.accepted.tolist())) >= 3
 
 
 def test_the_largest_vocabulary(module: Module) -> None:
@@ -259,7 +270,7 @@ def test_a_row_alone_is_a_row_in_a_batch(module: Module) -> None:
 def with_distributions_missing(given: Case) -> tuple[Case, list[int]]:
     """The same with logits that have no distribution, and the status that each row must get."""
     target, draft = given.target.clone(), given.draft.clone()
-    tokens = cases.drawn_by_reference(given)
+    tokens = reference.draw_chain(given.draft, given.sampling, given.position, given.rule, fused_exp2)
     target[0, 0, -1] = torch.nan
     target[1, 2, 3] = INF  # after the last draft
     target[2, 1] = -INF

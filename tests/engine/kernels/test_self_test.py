@@ -53,6 +53,7 @@ def test_kernels_that_answer_right(module: Module) -> None:
         ("verify_chain_bf16", -1, r"status of torch\.bfloat16 logits"),
         ("verify_chain_bf16", -2, r"accepted of torch\.bfloat16 logits"),
         ("verify_chain_bf16", -3, r"tokens of torch\.bfloat16 logits"),
+        ("verify_block_bf16", -2, r"accepted of torch\.bfloat16 logits by the block rule"),
         ("row_cutoffs_fp32", -5, "cut_token of shared rows"),
         ("row_cutoffs_fp32", -4, "normaliser of shared rows"),
         ("look_up_ngrams_int32", -1, r"n-gram drafts of torch\.int32"),

@@ -5,11 +5,16 @@ compute-sanitizer python -m tests.gpu.check.sanitized
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import product
+from typing import get_args
+
 import torch
 from driftguard_engine.kernels import layer_launches
 from driftguard_engine.kernels.cuda import loader
 from driftguard_engine.kernels.cuda.launcher import SUFFIXES
 from driftguard_engine.kernels.layers import Norm
+from driftguard_engine.kernels.reference.verify import Rule
 
 from tests.engine.kernels.cases import case, certain_drafts, outcome_of, run
 from tests.engine.kernels.layer_cases import Attending, normal
@@ -19,8 +24,8 @@ from tests.engine.kernels.linear_cases import DTYPES, Product
 def main() -> None:
     kernels = loader.kernels(torch.device("cuda"))
     for dtype in SUFFIXES:
-        for size in (257, 9001):
-            outcome_of(run(kernels, case(7, 2, size, dtype), kernels.device))
+        for size, rule in product((257, 9001), get_args(Rule)):
+            outcome_of(run(kernels, replace(case(7, 2, size, dtype), rule=rule), kernels.device))
         run_layer(kernels, dtype)
     outcome_of(run(kernels, certain_drafts(), kernels.device))
     torch.cuda.synchronize()

@@ -7,10 +7,10 @@ constexpr u32 DRAFT = 1, ACCEPT = 2, RESIDUAL = 3;
 
 struct RandomWords { u64 first, second; };
 
-// Key = the seed's 64 bits; counter = (the position's 64 bits, purpose, 0).
-__device__ __forceinline__ RandomWords random_words(i64 seed, i64 position, u32 purpose) {
+// Key = the seed's 64 bits; counter = (the position's 64 bits, purpose, step: 0 by the token rule).
+__device__ __forceinline__ RandomWords random_words(i64 seed, i64 position, u32 purpose, u32 step) {
     u32 word0 = static_cast<u32>(position), word1 = static_cast<u32>(static_cast<u64>(position) >> 32);
-    u32 word2 = purpose, word3 = 0;
+    u32 word2 = purpose, word3 = step;
     u32 key0 = static_cast<u32>(seed), key1 = static_cast<u32>(static_cast<u64>(seed) >> 32);
 #pragma unroll
     for (int round = 0; round < 10; ++round) {

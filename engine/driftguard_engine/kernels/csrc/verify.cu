@@ -1,5 +1,6 @@
-// K2: accept drafts up to the first rejection, and draw the token that the target itself adds; and the draws of the
-// draft. Reads the laws that K1 left. Several blocks share a row's tiles; the one that finishes last draws.
+// K2: accept drafts, by the token rule or by the block rule (`reference/verify.py`), and draw the token that the target
+// itself adds; and the draws of the draft. Reads the laws that K1 left. Several blocks share a row's tiles; the one that
+// finishes last draws.
 #include "draw.cuh"
 #include "early.cuh"
 
@@ -8,6 +9,7 @@ constexpr int OK = 0, TARGET_HAS_NO_LAW = 1, DRAFT_HAS_NO_LAW = 2;
 
 // That run at a time on a multiprocessor: what registers allow.
 template <typename Logit> constexpr int DRAW_BLOCKS = sizeof(Logit) == 4 ? 3 : 4;
+constexpr int VERIFY_BLOCK_BLOCKS = 3;
 
 template <typename Logit>
 __device__ __forceinline__ LawfulRow<Logit> under(const RowLaw& law, const Logit* logits, int size, float scale) {
@@ -26,6 +28,7 @@ template <typename Logit> struct Chain {
     int length, size;
     float scale;
     i64 seed, position;
+    u32 noise;  // the step's own: see `random_words`
     LawTable p, q;
     i64 p_law, q_law;  // of step 0
 
@@ -56,20 +59,22 @@ template <typename Logit> __device__ __forceinline__ Offered offered_by(const Ch
     if (chain.draft != nullptr) {
         offered.draft_logit = Reader<Logit>::one(chain.draft + step * chain.draft_stride, offered.token);
     }
-    offered.uniform = uniform_of(random_words(chain.seed, chain.position + step, ACCEPT).first);
+    offered.uniform = uniform_of(random_words(chain.seed, chain.position + step, ACCEPT, chain.noise).first);
     return offered;
 }
 
-// u q(x) < p(x), multiplied out.
+// Target's p and draft's q of a draft token, times one number for both.
+struct Odds { double p, q; };
+
 template <typename Logit>
-__device__ __forceinline__ bool passes(const Chain<Logit>& chain, int step, const Offered& offered, const ChainLaws& laws) {
+__device__ __forceinline__ Odds odds_of(const Chain<Logit>& chain, int step, const Offered& offered, const ChainLaws& laws) {
     const double p_weight = chain.target_row(step, laws.p[step]).weigh_token(offered.token, offered.target_logit);
     double q_weight = 1.0, q_normaliser = 1.0;
     if (chain.draft != nullptr) {
         q_weight = chain.draft_row(step, laws.q[step]).weigh_token(offered.token, offered.draft_logit);
         q_normaliser = laws.q[step].normaliser;
     }
-    return __dmul_rn(offered.uniform, __dmul_rn(q_weight, laws.p[step].normaliser)) < __dmul_rn(p_weight, q_normaliser);
+    return {__dmul_rn(p_weight, q_normaliser), __dmul_rn(q_weight, laws.p[step].normaliser)};
 }
 
 template <typename Logit> struct Scratch {
@@ -77,8 +82,9 @@ template <typename Logit> struct Scratch {
     Masses<Logit> masses;  // what is drawn by: in registers, all of it would be in the way
     PickScratch pick;
     Held held;
-    int accepted, status;
+    int accepted, status;  // by the block rule, before it has decided: drafts that it may accept
     int best[WARP];  // greedy: the target's choice at each step
+    double ratios[WARP], excess[WARP];  // block rule: r and e behind so many drafts
     bool last;
 };
 
@@ -121,7 +127,7 @@ template <typename Logit> __device__ __forceinline__ Masses<Logit> weights_of(co
 }
 
 // Lane s of the first warp decides step s. Leaves the number of accepted drafts and the status in the scratch.
-template <typename Logit>
+template <bool BLOCK, typename Logit>
 __device__ __forceinline__ void accept(const Chain<Logit>& chain, const Offered& offered, Scratch<Logit>& scratch) {
     if (threadIdx.x >= WARP) return;
     const int step = threadIdx.x;
@@ -131,15 +137,27 @@ __device__ __forceinline__ void accept(const Chain<Logit>& chain, const Offered&
     const bool no_draft = reads_draft && !scratch.laws.q[step].exists();
     const u32 without_target = __ballot_sync(FULL_WARP, no_target);
     const u32 without_draft = __ballot_sync(FULL_WARP, no_draft);
+    const bool lawful = (without_target | without_draft) == 0;
     bool passed = false;
-    if (known && (without_target | without_draft) == 0) {
-        passed = chain.scale != 0.0f ? passes(chain, step, offered, scratch.laws)
-                                     : offered.token == scratch.best[step];
+    Odds odds = {0.0, 0.0};
+    if (known && lawful && chain.scale == 0.0f) passed = offered.token == scratch.best[step];
+    if (known && lawful && chain.scale != 0.0f) {
+        odds = odds_of(chain, step, offered, scratch.laws);
+        passed = BLOCK || __dmul_rn(offered.uniform, odds.q) < odds.p;
     }
     const u32 stopped = __ballot_sync(FULL_WARP, !passed);  // step `length` always stops
     if (step == 0) {
         scratch.accepted = __ffs(stopped) - 1;
         scratch.status = without_target != 0 ? TARGET_HAS_NO_LAW : without_draft != 0 ? DRAFT_HAS_NO_LAW : OK;
+    }
+    if (!BLOCK) return;
+    double ratio = 1.0;
+    if (step == 0) scratch.ratios[0] = ratio;
+    for (int count = 1; count <= chain.length; ++count) {
+        const double above = __dmul_rn(ratio, __shfl_sync(FULL_WARP, odds.p, count - 1));
+        const double below = __shfl_sync(FULL_WARP, odds.q, count - 1);
+        ratio = above < below ? above / below : above > 0.0 ? 1.0 : 0.0;
+        if (step == 0) scratch.ratios[count] = ratio;
     }
 }
 
@@ -207,50 +225,115 @@ __device__ __forceinline__ Masses<Logit> own_masses(const Chain<Logit>& chain, i
     return masses;
 }
 
-// By the first thread, before `sum_shared`: what the row's token is drawn by.
-template <typename Logit>
-__device__ __forceinline__ void draw_by(const Masses<Logit>& masses, Scratch<Logit>& scratch) {
-    if (threadIdx.x == 0) scratch.masses = masses;
+// What a token is drawn by from now on, in every thread.
+template <typename Logit, typename Make>
+__device__ __forceinline__ void draw_by(const Make& make, Scratch<Logit>& scratch) {
+    __syncthreads();  // the masses before may still be read
+    if (threadIdx.x == 0) scratch.masses = make();
+    __syncthreads();
 }
 
-// Returns whether this block is to draw the row's token, of all that share the row: exactly one is. `summed` is then
-// whether its tiles were summed anew into `anew`: those of a residual, or of a row with a cut, were; else K1's sums
-// hold. Where p = q up to rounding leaves a residual empty, p is what to draw from.
+// Whether the masses of tiles are not those that K1 summed: of a residual, or of a row with a cut.
+template <typename Logit> __device__ __forceinline__ bool need_sums(const Masses<Logit>& masses) {
+    return masses.residual || masses.target.is_cut();
+}
+
+// Returns whether this block is to draw the row's token, of all that share the row: exactly one is. `anew` then holds
+// the masses of its tiles, if scratch.masses need it; `summed`: it already does. Where p = q up to rounding leaves a
+// residual empty, p is what to draw from.
 template <typename Logit>
-__device__ __forceinline__ bool sum_shared(float* anew, bool& summed, u32* arrivals, Scratch<Logit>& scratch) {
+__device__ __forceinline__ bool sum_shared(int tiles, float* anew, u32* arrivals, bool summed, Scratch<Logit>& scratch) {
+    if (!need_sums(scratch.masses) && !summed) return blockIdx.y == 0;
     int part = static_cast<int>(blockIdx.y), parts = static_cast<int>(gridDim.y);
-    const Masses<Logit>& masses = scratch.masses;
-    __syncthreads();
-    const int tiles = (masses.target.size + TILE - 1) / TILE;
-    summed = false;
-    if (!masses.residual && !masses.target.is_cut() && blockIdx.y != 0) return false;
 #pragma unroll 1  // twice only where the residual is empty
-    while (masses.residual || masses.target.is_cut()) {
-        sum_tiles(masses, tiles, part, parts, anew);
-        if (parts > 1 && !arrives_last(arrivals, gridDim.y, scratch.last)) return false;
+    while (need_sums(scratch.masses)) {
+        if (!summed) {
+            sum_tiles(scratch.masses, tiles, part, parts, anew);
+            if (parts > 1 && !arrives_last(arrivals, gridDim.y, scratch.last)) return false;
+        }
         __syncthreads();
         const volatile float* const found = anew;
-        bool some = !masses.residual;
+        bool some = !scratch.masses.residual;
         for (int tile = threadIdx.x; tile < tiles; tile += DRAW_THREADS) some = some || found[tile] > 0.0f;
-        if (__syncthreads_or(some)) {
-            summed = true;
-            break;
-        }
-        if (threadIdx.x == 0) scratch.masses = weights_of(masses.target);
-        __syncthreads();
-        part = 0, parts = 1;  // by this block alone
+        if (__syncthreads_or(some)) break;
+        draw_by([&] { return weights_of(scratch.masses.target); }, scratch);
+        part = 0, parts = 1, summed = false;  // by this block alone
     }
     return true;
+}
+
+// By the block that draws, a token by scratch.masses, behind `sum_shared`.
+template <typename Logit>
+__device__ __forceinline__ int draw_shared(
+    const LawTable& laws, i64 row, const float* anew, const RandomWords& words, Scratch<Logit>& scratch
+) {
+    const float* const summed = need_sums(scratch.masses) ? anew : nullptr;
+    return draw(laws.masses_of(row, scratch.masses.target, summed), scratch.masses, words, scratch.held, scratch.pick);
+}
+
+// The masses behind so many drafts, by the block rule: (r p - q)+.
+template <typename Logit>
+__device__ __forceinline__ Masses<Logit> masses_behind(const Chain<Logit>& chain, int count, const Scratch<Logit>& scratch) {
+    Masses<Logit> masses = own_masses(chain, count, scratch.laws);
+    if (masses.residual) {
+        const double share = __dmul_rn(1.0 / scratch.laws.p[count].normaliser, scratch.ratios[count]);
+        masses.target_reciprocal = static_cast<float>(share);
+    }
+    return masses;
+}
+
+// As `sum_shared`, for the block rule: of the masses behind every number of drafts; anew [., tiles].
+template <typename Logit>
+__device__ __forceinline__ bool sum_all_shared(
+    const Chain<Logit>& chain, float* anew, u32* arrivals, Scratch<Logit>& scratch
+) {
+    const int tiles = chain.tiles(), most = scratch.accepted;
+#pragma unroll 1
+    for (int count = 0; count <= most; ++count) {
+        draw_by([&] { return masses_behind(chain, count, scratch); }, scratch);
+        if (!need_sums(scratch.masses)) continue;
+        sum_tiles(
+            scratch.masses, tiles, static_cast<int>(blockIdx.y), static_cast<int>(gridDim.y), anew + count * tiles
+        );
+    }
+    return gridDim.y == 1 || arrives_last(arrivals, gridDim.y, scratch.last);
+}
+
+// The longest run that passes u (e + 1 - r) < e, where e is the sum of the masses behind it, or r behind the last draft.
+template <typename Logit>
+__device__ __forceinline__ void accept_block(int tiles, const float* anew, const Offered& offered, Scratch<Logit>& scratch) {
+    const int lane = threadIdx.x % WARP, most = scratch.accepted;
+    __syncthreads();
+    for (int count = threadIdx.x / WARP; count < most; count += DRAW_WARPS) {
+        const volatile float* const found = anew + count * tiles;
+        double total = 0.0;
+        for (int tile = lane; tile < tiles; tile += WARP) total = __dadd_rn(total, found[tile]);
+        total = sum_by_halves(total);
+        if (lane == 0) scratch.excess[count] = total;
+    }
+    __syncthreads();
+    if (threadIdx.x < WARP) {
+        const double uniform = __shfl_up_sync(FULL_WARP, offered.uniform, 1);  // lane s holds that of the draft of step s
+        bool passed = lane == 0;
+        if (lane > 0 && lane <= most) {
+            const double ratio = scratch.ratios[lane], excess = lane < most ? scratch.excess[lane] : ratio;
+            passed = __dmul_rn(uniform, __dadd_rn(excess, __dsub_rn(1.0, ratio))) < excess;
+        }
+        const u32 runs = __ballot_sync(FULL_WARP, passed);
+        if (lane == 0) scratch.accepted = WARP - 1 - __clz(static_cast<int>(runs));
+    }
+    __syncthreads();
 }
 
 // Grid: (batch, blocks per row), DRAW_THREADS threads. At most 31 drafts.
 //
 // target_logits [batch, steps, size], draft_logits [batch, steps - 1, size] or null, rows *_stride elements apart;
 // draft_tokens [batch, steps - 1]; lengths, scales, seeds, positions [batch]; laws of the target's rows at
-// request x steps + step, of the draft's at request x (steps - 1) + step. tile_masses [batch, tiles]: scratch.
-// arrivals [batch]: zero, and left zero. Writes tokens [batch, steps], accepted [batch], status [batch].
-template <typename Logit>
-__device__ __forceinline__ void verify_chain(
+// request x steps + step, of the draft's at request x (steps - 1) + step. tile_masses [batch, tiles], by the block rule
+// [batch, steps, tiles]: scratch. arrivals [batch]: zero, and left zero. Writes tokens [batch, steps], accepted [batch],
+// status [batch].
+template <bool BLOCK, typename Logit>
+__device__ __forceinline__ void verify(
     const Logit* __restrict__ target_logits, i64 target_stride, const Logit* __restrict__ draft_logits,
     i64 draft_stride, const i64* __restrict__ draft_tokens, const int* __restrict__ lengths,
     const float* __restrict__ scales, const i64* __restrict__ seeds, const i64* __restrict__ positions, int steps,
@@ -264,7 +347,8 @@ __device__ __forceinline__ void verify_chain(
         target_logits + first_target * target_stride,
         draft_logits == nullptr ? nullptr : draft_logits + first_draft * draft_stride,
         target_stride, draft_stride, draft_tokens + first_draft, lengths[request], size, scales[request],
-        seeds[request], positions[request], p, q, first_target, first_draft,
+        seeds[request], positions[request], BLOCK ? static_cast<u32>(positions[request]) : 0, p, q, first_target,
+        first_draft,
     };
     const bool greedy = chain.scale == 0.0f;
     if (greedy && blockIdx.y != 0) return;
@@ -272,32 +356,39 @@ __device__ __forceinline__ void verify_chain(
     await_the_kernel_before();
     find_laws(chain, scratch);
     if (greedy) choose(chain, scratch);
-    accept(chain, offered, scratch);
+    accept<BLOCK>(chain, offered, scratch);
     __syncthreads();
     int own = -1;
     if (scratch.status != OK || greedy) {
         if (blockIdx.y != 0) return;
         if (scratch.status == OK) own = scratch.best[scratch.accepted];
     } else {
-        float* const anew = tile_masses + request * chain.tiles();
-        draw_by(own_masses(chain, scratch.accepted, scratch.laws), scratch);
-        bool summed;
-        if (!sum_shared(anew, summed, arrivals + request, scratch)) return;
+        const int tiles = chain.tiles();
+        float* anew = tile_masses + request * (BLOCK ? steps : 1) * tiles;
+        if (BLOCK) {
+            if (!sum_all_shared(chain, anew, arrivals + request, scratch)) return;
+            accept_block(tiles, anew, offered, scratch);
+            anew += scratch.accepted * tiles;
+            draw_by([&] { return masses_behind(chain, scratch.accepted, scratch); }, scratch);
+        } else {
+            draw_by([&] { return own_masses(chain, scratch.accepted, scratch.laws); }, scratch);
+        }
+        if (!sum_shared(tiles, anew, arrivals + request, BLOCK, scratch)) return;
         const int step = scratch.accepted;
-        const TileMasses of_tiles = p.masses_of(first_target + step, scratch.masses.target, summed ? anew : nullptr);
-        const RandomWords words = random_words(seeds[request], positions[request] + step, RESIDUAL);
-        own = draw(of_tiles, scratch.masses, words, scratch.held, scratch.pick);
+        const RandomWords words = random_words(seeds[request], positions[request] + step, RESIDUAL, chain.noise);
+        own = draw_shared(p, first_target + step, anew, words, scratch);
     }
     emit(chain, steps, scratch, own, tokens + first_target, accepted + request, status + request);
 }
 
 // Grid: (batch, blocks per row), DRAW_THREADS threads. Draws step `step` of each row's drafts from the laws at request x
-// law_stride + step; logits [batch, size]. A row without a law gets -1, which verification rejects.
+// law_stride + step; logits [batch, size]. A row without a law gets -1, which verification rejects. block: for the block
+// rule.
 template <typename Logit>
 __device__ __forceinline__ void draw_drafts(
     const Logit* __restrict__ logits, i64 row_stride, int size, int law_stride, int step,
     const float* __restrict__ scales, const i64* __restrict__ seeds, const i64* __restrict__ positions,
-    const LawTable& laws, float* tile_masses, u32* arrivals, i64* tokens
+    int block, const LawTable& laws, float* tile_masses, u32* arrivals, i64* tokens
 ) {
     __shared__ Scratch<Logit> scratch;
     const i64 request = blockIdx.x, row = request * law_stride + step;
@@ -316,18 +407,17 @@ __device__ __forceinline__ void draw_drafts(
         }
     } else {
         float* const anew = tile_masses + request * tiles;
-        draw_by(weights_of(under(law, here, size, scale)), scratch);
-        bool summed;
-        if (!sum_shared(anew, summed, arrivals + request, scratch)) return;
-        const TileMasses of_tiles = laws.masses_of(row, scratch.masses.target, summed ? anew : nullptr);
-        const RandomWords words = random_words(seeds[request], positions[request] + step, DRAFT);
-        token = draw(of_tiles, scratch.masses, words, scratch.held, scratch.pick);
+        draw_by([&] { return weights_of(under(law, here, size, scale)); }, scratch);
+        if (!sum_shared(tiles, anew, arrivals + request, false, scratch)) return;
+        const u32 noise = block != 0 ? static_cast<u32>(positions[request]) : 0;
+        const RandomWords words = random_words(seeds[request], positions[request] + step, DRAFT, noise);
+        token = draw_shared(laws, row, anew, words, scratch);
     }
     if (threadIdx.x == 0) tokens[row] = token;
 }
 
-#define VERIFICATION(SUFFIX, LOGIT)                                                                                \
-    extern "C" __global__ void __launch_bounds__(DRAW_THREADS, DRAW_BLOCKS<LOGIT>) verify_chain_##SUFFIX(          \
+#define VERIFY(NAME, BLOCK, LOGIT, BLOCKS)                                                                         \
+    extern "C" __global__ void __launch_bounds__(DRAW_THREADS, BLOCKS) NAME(                                       \
         const LOGIT* target_logits, i64 target_stride, const LOGIT* draft_logits, i64 draft_stride,                \
         const i64* draft_tokens, const int* lengths, const float* scales, const i64* seeds, const i64* positions,  \
         int steps, int size, const float* p_tile_maxima, const float* p_tile_sums, const float* p_cuts,            \
@@ -335,25 +425,32 @@ __device__ __forceinline__ void draw_drafts(
         const float* q_cuts, const int* q_cut_tokens, const double* q_kept, float* tile_masses, u32* arrivals,     \
         i64* tokens, int* accepted, int* status                                                                    \
     ) {                                                                                                            \
-        verify_chain(                                                                                              \
+        verify<BLOCK>(                                                                                             \
             target_logits, target_stride, draft_logits, draft_stride, draft_tokens, lengths, scales, seeds,        \
             positions, steps, size,                                                                                \
             LawTable{p_tile_maxima, p_tile_sums, p_cuts, p_cut_tokens, p_kept},                                    \
             LawTable{q_tile_maxima, q_tile_sums, q_cuts, q_cut_tokens, q_kept},                                    \
             tile_masses, arrivals, tokens, accepted, status                                                        \
         );                                                                                                         \
-    }                                                                                                              \
-    extern "C" __global__ void __launch_bounds__(DRAW_THREADS, DRAW_BLOCKS<LOGIT>) draw_drafts_##SUFFIX(           \
+    }
+
+#define DRAW(NAME, LOGIT)                                                                                          \
+    extern "C" __global__ void __launch_bounds__(DRAW_THREADS, DRAW_BLOCKS<LOGIT>) NAME(                           \
         const LOGIT* logits, i64 row_stride, int size, int law_stride, int step, const float* scales,              \
-        const i64* seeds, const i64* positions, const float* tile_maxima, const float* tile_sums,                  \
+        const i64* seeds, const i64* positions, int block, const float* tile_maxima, const float* tile_sums,       \
         const float* cuts, const int* cut_tokens, const double* kept, float* tile_masses, u32* arrivals,           \
         i64* tokens                                                                                                \
     ) {                                                                                                            \
         draw_drafts(                                                                                               \
-            logits, row_stride, size, law_stride, step, scales, seeds, positions,                                  \
+            logits, row_stride, size, law_stride, step, scales, seeds, positions, block,                           \
             LawTable{tile_maxima, tile_sums, cuts, cut_tokens, kept}, tile_masses, arrivals, tokens                \
         );                                                                                                         \
     }
+
+#define VERIFICATION(SUFFIX, LOGIT)                                 \
+    VERIFY(verify_chain_##SUFFIX, false, LOGIT, DRAW_BLOCKS<LOGIT>) \
+    VERIFY(verify_block_##SUFFIX, true, LOGIT, VERIFY_BLOCK_BLOCKS) \
+    DRAW(draw_drafts_##SUFFIX, LOGIT)
 
 VERIFICATION(bf16, Bf16)
 VERIFICATION(fp16, Fp16)

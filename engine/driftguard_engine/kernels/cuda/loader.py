@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 # By the beginnings of their names: they begin while the kernel before them still runs, and wait for it by
 # `await_the_kernel_before` (early.cuh).
-BEGIN_EARLY = ("row_cutoffs", "verify_chain", "draw_drafts")
+BEGIN_EARLY = ("row_cutoffs", "verify_chain", "verify_block", "draw_drafts")
 _CAPABILITY_TO_BEGIN_EARLY = 90
 
 _STATIC_SHARED_BYTES = 48 * 1024  # what a block may use without raising the kernel's limit

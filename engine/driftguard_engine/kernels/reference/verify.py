@@ -196,6 +196,23 @@ def draw_drafts(
     return _draw(mass, distributions.tile_mass[:, 0], distributions.cut[:, 0] > -np.inf, words)
 
 
+def draw_chain(
+    logits: Tensor, sampling: SamplingBatch, position: Integers, rule: Rule, exp2: Exp2 = numpy_exp2
+) -> Tensor:
+    """The draft tokens of one step from logits [B, K, V] that depend on none of them: int64 [B, K].
+
+    position [B]: of the first.
+    """
+    rows = singles(logits)
+    distributions = draft_distributions(rows, sampling, exp2)
+    words = StepNoise(sampling.seed, position, rows.shape[1] + 1, rule).draft
+    tokens = np.empty(rows.shape[:2], np.int64)
+    for step in range(rows.shape[1]):
+        of_step = distributions.rows(EVERY, slice(step, step + 1))
+        tokens[:, step] = draw_drafts(rows[:, step], of_step, sampling, words[..., step], exp2)
+    return torch.from_numpy(tokens)
+
+
 def sample_draft(
     logits: Tensor, sampling: SamplingBatch, position: Integers, exp2: Exp2 = numpy_exp2
 ) -> Tensor:
