@@ -21,7 +21,7 @@ from tests.api.ingest_server import is_held_up, kill_held_up, serving, writers_h
 from tests.benchmarks.ingest_app import ingest_app
 from tests.store.samples import make_records
 
-LIMITS = IngestSettings(max_batch_records=200, max_batch_bytes=150_000, max_queued_records=300)
+LIMITS = IngestSettings(max_batch_records=200, max_batch_bytes=170_000, max_queued_records=300)
 PATH = "/api/v1/records"
 
 
@@ -172,7 +172,7 @@ def chunks(total: int) -> Iterator[bytes]:
 @pytest.mark.parametrize(
     ("content", "headers"),
     [
-        (b" " * 150_001, {}),
+        (b" " * (LIMITS.max_batch_bytes + 1), {}),
         (chunks(200_000), {}),  # no Content-Length: counted while reading
         (gzip.compress(b" " * 50_000_000), {"Content-Encoding": "gzip"}),
     ],
@@ -182,7 +182,7 @@ def test_too_many_bytes(
 ) -> None:
     answer = refusing_client.post(PATH, content=content, headers=headers)
     assert answer.status_code == 413
-    assert "150000 bytes" in answer.json()["detail"]
+    assert f"{LIMITS.max_batch_bytes} bytes" in answer.json()["detail"]
 
 
 @pytest.mark.parametrize(
