@@ -40,6 +40,7 @@ from driftguard_engine.drafters.state_file import SavedDraft, save_draft
 from driftguard_engine.kernels.backend import backend_of
 from driftguard_engine.kv_cache import Span
 from driftguard_engine.models import device_memory
+from driftguard_engine.models.base import Features
 from driftguard_engine.models.loading import LoadedModel, load
 from driftguard_engine.prefix_cache import blocks_of
 from driftguard_engine.request_checks import check_request
@@ -390,18 +391,24 @@ class Engine:
     def _prefill(self, chunks: Sequence[PrefillChunk]) -> None:
         token_ids: list[int] = []
         spans: list[Span] = []
-        by_drafter: dict[Drafter, tuple[list[int], list[Span]]] = {}
+        by_drafter: dict[Drafter, tuple[list[int], list[Span]]] = {}  # places in token_ids, and spans
         for chunk in chunks:
             sequence = self._sequences[chunk.request_id]
-            places = [(token_ids, spans)]
+            span = Span(sequence.slot, chunk.start, chunk.count)
             if sequence.draft.drafter is not None:
-                places.append(by_drafter.setdefault(sequence.draft.drafter, ([], [])))
-            for ids, chunk_spans in places:
-                ids.extend(sequence.token_ids[chunk.start : chunk.start + chunk.count])
-                chunk_spans.append(Span(sequence.slot, chunk.start, chunk.count))
-        self._target.model.prefill(token_ids, spans)
-        for drafter, (ids, chunk_spans) in by_drafter.items():
-            drafter.prefill(ids, chunk_spans)
+                places, drafter_spans = by_drafter.setdefault(sequence.draft.drafter, ([], []))
+                places.extend(range(len(token_ids), len(token_ids) + chunk.count))
+                drafter_spans.append(span)
+            token_ids.extend(sequence.token_ids[chunk.start : chunk.start + chunk.count])
+            spans.append(span)
+        layers = {layer for drafter in by_drafter for layer in drafter.features}
+        features = Features(layers) if layers else None
+        self._target.model.prefill(token_ids, spans, features)
+        for drafter, (places, drafter_spans) in by_drafter.items():
+            read = None
+            if features is not None and drafter.features:
+                read = features.of(drafter.features)[places]
+            drafter.prefill([token_ids[place] for place in places], drafter_spans, read)
 
     def _draft_counts(self, rows: list[RunningSequence], *, alone: bool) -> Sequence[int]:
         """alone: the step does nothing but decode, so its duration is that of decoding."""

@@ -74,7 +74,7 @@ def test_what_is_computed_is_what_torch_allocates(
     assert told.weights == sum(each.nbytes for each in module.parameters())
     model = load(directory, placement, field="target").model
     assert isinstance(model, LlamaModel | GenericModel)
-    cache = model._cache if isinstance(model, LlamaModel) else model._store
+    cache = model._spans.cache if isinstance(model, LlamaModel) else model._store
     assert told.cache(placement) == sum(each.nbytes for each in [*cache.keys, *cache.values])
 
 

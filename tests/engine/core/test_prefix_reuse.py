@@ -227,9 +227,9 @@ def test_nothing_is_reused_of_a_step_that_failed(
 
 
 def failing_at(position: int, prefill: Callable[..., None]) -> Callable[..., None]:
-    def fail(token_ids: list[int], spans: list[Span]) -> None:
+    def fail(token_ids: list[int], spans: list[Span], *features: Any) -> None:
         if spans[0].start == position:
             raise torch.OutOfMemoryError("no memory left")
-        prefill(token_ids, spans)
+        prefill(token_ids, spans, *features)
 
     return fail
