@@ -29,6 +29,7 @@ from driftguard_engine.decode.placement import open_decoder, placement_of, slowe
 from driftguard_engine.decode.turns import Turns
 from driftguard_engine.drafters.base import Drafter
 from driftguard_engine.drafters.factory import (
+    WITH_WEIGHTS,
     configured_draft,
     describe_draft,
     draft_without_files,
@@ -82,7 +83,7 @@ class Engine:
         self._placement = placement_of(config)
         if target is None:
             wanted = [("target", config.target)]
-            if config.drafter == "draft_model" and config.draft is not None:
+            if config.drafter in WITH_WEIGHTS and config.draft is not None:
                 wanted.append(("draft", config.draft))
             free = device_memory.free_bytes(self._placement.device)
             device_memory.check_fits(config, self._placement, free, wanted)
@@ -126,7 +127,7 @@ class Engine:
             present = self._drafts.present(wanted)
             if present is not None:
                 return present
-            if wanted.method == "draft_model":
+            if wanted.method in WITH_WEIGHTS:
                 self._check_fits(directory)
             try:
                 draft = open_draft(directory, wanted.version, self._target, self._placement)
@@ -142,7 +143,7 @@ class Engine:
         """Raises InvalidModel."""
         with self._turns.turn():
             free = device_memory.free_bytes(self._placement.device)
-        models = [draft for draft in self.drafts if draft.method == "draft_model"]
+        models = [draft for draft in self.drafts if draft.method in WITH_WEIGHTS]
         held = [("draft", draft.directory) for draft in models if draft.directory is not None]
         held.append(("target", self.target_directory))
         device_memory.check_fits(self.config, self._placement, free, [("draft", directory)], held)

@@ -1,15 +1,14 @@
-"""Make the bundled tokenizer, target and draft from text that comes with Python and torch.
+"""Make the bundled tokenizer, target, draft and EAGLE-3 head from text that comes with Python and torch.
 
-The target learns every domain of the corpus; the draft is distilled from the target on two of them, so
-that traffic from the third is a real drift. An interrupted run is resumed by the next one. The same seed,
-text, thread count and processor give the same bytes.
+The target learns every domain of the corpus; the draft and the head are distilled from the target on two of
+them, so that traffic from the third is a real drift. An interrupted run is resumed by the next one. The same
+seed, text, thread count and processor give the same bytes.
 """
 
 from __future__ import annotations
 
 import argparse
 import shutil
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,13 +18,16 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrai
 
 from driftguard_training import corpus
 from driftguard_training.acceptance import distillation_loss
+from driftguard_training.eagle3 import frequent_tokens, head_loss, new_head, save_head
 from driftguard_training.model_directories import load_model, save_model
 from driftguard_training.pretraining import Schedule, train
+from driftguard_training.settings import Loss
 from driftguard_training.streams import TokenStreams, batch, continuations, token_streams
 from driftguard_training.tokenization import train_tokenizer
 
 _TARGET_SHARES = {"python": 0.38, "prose": 0.22, "headers": 0.40}
 _DRAFT_SHARES = {"python": 0.60, "prose": 0.40}
+MADE = ("target", "draft", "eagle3")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,17 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadShape:
+    """The EAGLE-3 head, as wide as the target. passes: drafts of a chain that it is trained for."""
+
+    features: tuple[int, ...] = (2, 5, 7)  # as speculators chooses them: 2, half of the layers, and 3 less
+    intermediate: int = 192
+    kv_heads: int = 2
+    vocabulary: int = 1024
+    passes: int = 3
+
+
+@dataclass(frozen=True, slots=True)
 class Recipe:
     """Everything that decides the bytes of the models, besides the seed and the text."""
 
@@ -46,10 +59,12 @@ class Recipe:
     context: int = 1024
     target: Shape = Shape(layers=10, hidden=192, intermediate=544)
     draft: Shape = Shape(layers=2, hidden=128, intermediate=320)
+    head: HeadShape = HeadShape()
     rows: int = 16
     length: int = 256
     target_steps: int = 900
     draft_steps: int = 900
+    head_steps: int = 400
     # The last tenth of the steps uses whole contexts: the output at untrained positions would be noise.
     long_share: float = 0.1
     # The draft must predict the target's own output, not only human text: half of its rows are these.
@@ -57,7 +72,8 @@ class Recipe:
 
 
 def make_models(output: Path, seed: int, recipe: Recipe = Recipe()) -> None:
-    """Write output/target and output/draft (bf16 safetensors, plain transformers directories)."""
+    """Write output/target and output/draft (bf16 safetensors, plain transformers directories), and
+    output/eagle3 (in the layout of speculators)."""
     work = output.with_name(f".{output.name}-work")
     texts = [text for name in corpus.domains() for text in corpus.documents(name, "train")]
     tokenizer = train_tokenizer(texts, recipe.vocabulary, recipe.context)
@@ -66,13 +82,15 @@ def make_models(output: Path, seed: int, recipe: Recipe = Recipe()) -> None:
         target = new_model(recipe.target, recipe, tokenizer, seed)
         train_target(target, streams, recipe, seed, work)
         _save(work / "target", target, tokenizer, recipe, seed, streams)
+    # The target is published in bf16, so the draft and the head learn from the rounded target.
+    rounded = load_model(work / "target", "target").model
     if not (work / "draft").exists():
-        # The target is published in bf16, so the draft learns from the rounded target.
-        rounded = load_model(work / "target", "target").model
         draft = new_model(recipe.draft, recipe, tokenizer, seed + 1)
         train_draft(draft, rounded, streams, recipe, seed, work)
         _save(work / "draft", draft, tokenizer, recipe, seed, streams)
-    for name in ("target", "draft"):
+    if not (work / "eagle3").exists():
+        train_head(rounded, streams, recipe, seed, work)
+    for name in MADE:
         shutil.rmtree(output / name, ignore_errors=True)
         shutil.copytree(work / name, output / name)
     shutil.rmtree(work)
@@ -126,11 +144,7 @@ def train_draft(
     work: Path,
 ) -> None:
     """Distil on text and on the target's own continuations of it: first with LK-hybrid, then with NLA."""
-    print(f"draft: the target continues {recipe.continuations} texts", flush=True)
-    spoken = continuations(target, streams, _DRAFT_SHARES, recipe.continuations, recipe.length, seed)
-    sources = {**streams, **spoken}
-    shares = {name: 0.5 * share for name, share in _DRAFT_SHARES.items()}
-    shares |= dict.fromkeys(spoken, 0.5 / len(spoken))
+    sources, shares = _distillation_data(target, streams, recipe, seed)
 
     def loss_at(step: int) -> tuple[torch.Tensor, dict[str, float]]:
         rows, length = _rows_and_length(recipe, step, recipe.draft_steps)
@@ -146,6 +160,42 @@ def train_draft(
     train(model, loss_at, schedule, work / "draft.checkpoint", "draft")
 
 
+def train_head(target: PreTrainedModel, streams: TokenStreams, recipe: Recipe, seed: int, work: Path) -> None:
+    """Distil as `train_draft`, in chains of drafts as they are drafted later, and save the head."""
+    shape, config = recipe.head, target.config
+    sources, shares = _distillation_data(target, streams, recipe, seed)
+    token_ids = frequent_tokens([sources[name] for name in shares], shape.vocabulary, config.vocab_size)
+    layer = LlamaConfig(**config.to_diff_dict())
+    layer.num_hidden_layers, layer.tie_word_embeddings = 1, False
+    layer.num_key_value_heads, layer.intermediate_size = shape.kv_heads, shape.intermediate
+    torch.manual_seed(seed + 2)
+    head = new_head(target, shape.features, token_ids, layer)
+
+    def loss_at(step: int) -> tuple[torch.Tensor, dict[str, float]]:
+        rows, length = _rows_and_length(recipe, step, recipe.head_steps)
+        tokens = batch(sources, shares, rows, length, seed + 2, step)  # [rows, length]
+        cold = step < recipe.head_steps // 3
+        kind: Loss = "lk-hybrid" if cold else "nla"
+        loss, accepted = head_loss(head, target, token_ids, tokens, shape.passes, kind)
+        shown = {f"acceptance {place}": each for place, each in enumerate(accepted, 1)}
+        return loss, {"loss": loss.item(), **shown}
+
+    schedule = Schedule(recipe.head_steps, learning_rate=4e-3, warmup_steps=min(50, recipe.head_steps))
+    train(head, loss_at, schedule, work / "eagle3.checkpoint", "eagle3")
+    save_head(work / "eagle3", head, token_ids, torch.bfloat16, _facts(recipe, seed, streams))
+
+
+def _distillation_data(
+    target: PreTrainedModel, streams: TokenStreams, recipe: Recipe, seed: int
+) -> tuple[TokenStreams, dict[str, float]]:
+    """Streams with the target's own continuations, and the share of each that is read."""
+    print(f"the target continues {recipe.continuations} texts", flush=True)
+    spoken = continuations(target, streams, _DRAFT_SHARES, recipe.continuations, recipe.length, seed)
+    shares = {name: 0.5 * share for name, share in _DRAFT_SHARES.items()}
+    shares |= dict.fromkeys(spoken, 0.5 / len(spoken))
+    return {**streams, **spoken}, shares
+
+
 def _rows_and_length(recipe: Recipe, step: int, steps: int) -> tuple[int, int]:
     """Batches of about the same number of tokens; whole contexts at the end."""
     length = recipe.context if step >= steps * (1 - recipe.long_share) else recipe.length
@@ -158,20 +208,21 @@ def _save(
     tokenizer: PreTrainedTokenizerFast,
     recipe: Recipe,
     seed: int,
-    streams: Mapping[str, torch.Tensor],
+    streams: TokenStreams,
 ) -> None:
-    facts: dict[str, object] = {
-        "parent": None,
-        "seed": seed,
-        "recipe": asdict(recipe),
-        "tokens": {name: len(stream) for name, stream in streams.items()},
-    }
-    save_model(directory, model, tokenizer, torch.bfloat16, facts)
+    save_model(directory, model, tokenizer, torch.bfloat16, _facts(recipe, seed, streams))
+
+
+def _facts(recipe: Recipe, seed: int, streams: TokenStreams) -> dict[str, object]:
+    tokens = {name: len(stream) for name, stream in streams.items()}
+    return {"parent": None, "seed": seed, "recipe": asdict(recipe), "tokens": tokens}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, required=True, help="directory for target/ and draft/")
+    parser.add_argument(
+        "--output", type=Path, required=True, help="directory for target/, draft/ and eagle3/"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2, help="CPU threads")
     arguments = parser.parse_args()
