@@ -34,7 +34,7 @@ class Drafter:
         what was decoded in steps without drafts."""
 
     def copy(self, source: int, span: Span) -> None:
-        """As `TokenModel.copy`. If the span begins the prompt, what follows it is read by `prefill`."""
+        """As `TokenModel.copy`. Behind what is copied of a prompt `prefill` goes on."""
 
     def draft(self, rows: RowState, verification: Verification, launcher: Launcher | None) -> None:
         """Puts rows.drafted tokens of each row into the verification, and feeds them by `steps.feed`, which

@@ -57,7 +57,8 @@ class Eagle3Drafter(Drafter):
         self._model.keep(features, places.to(features.device))
 
     def copy(self, source: int, span: Span) -> None:
-        self._model.copy(source, span)
+        first = max(span.start - 1, 0)  # the place before is read with the span's first token
+        self._model.copy(source, Span(span.slot, first, span.end - first))
 
     def draft(self, rows: RowState, verification: Verification, launcher: Launcher | None) -> None:
         tokens, logits = verification.draft_tokens, verification.draft_logits
