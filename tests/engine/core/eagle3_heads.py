@@ -72,7 +72,7 @@ def save_distilled_head(directory: Path, target_directory: Path, texts: Sequence
 
 
 class Reference:
-    """The head in a directory, by the formulas of the paper: place after place, nothing kept but the places."""
+    """The head in a directory, by the formulas of the paper: place after place, and nothing is kept."""
 
     def __init__(self, directory: Path, target: Any) -> None:
         self._config = json.loads((directory / "config.json").read_text())
@@ -131,7 +131,9 @@ class Reference:
         residual = normed if self._config["norm_before_residual"] else vector
         hidden = residual + self._weights["layers.0.self_attn.o_proj.weight"] @ torch.cat(mixed)
         normed = self._norm(hidden, "layers.0.post_attention_layernorm")
-        gate, up, down = (self._weights[f"layers.0.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
+        gate, up, down = (
+            self._weights[f"layers.0.mlp.{name}_proj.weight"] for name in ("gate", "up", "down")
+        )
         return hidden + down @ (torch.nn.functional.silu(gate @ normed) * (up @ normed))
 
     def _rotated(self, x: Tensor, place: int) -> Tensor:

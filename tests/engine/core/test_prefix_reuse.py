@@ -69,6 +69,9 @@ def serve_at_random(engine: Engine, requests: list[Request]) -> dict[str, Finish
     [
         ("llama", {"drafter": "draft_model"}),
         ("llama", {"drafter": "draft_model", "ahead": True}),
+        ("llama", {"drafter": "eagle3"}),
+        ("llama", {"drafter": "eagle3", "ahead": True}),
+        ("gpt2", {"drafter": "eagle3"}),
         ("llama", {"drafter": "ngram", "ahead": True}),
         ("odd_llama", {"drafter": "none"}),
         ("gpt2", {"drafter": "draft_model"}),

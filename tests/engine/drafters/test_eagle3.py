@@ -147,7 +147,8 @@ def test_accepted_drafts_are_read_again_with_the_targets_own_features(
     """Steps that keep none, one, two and three of their drafts."""
     engine = engine_of(targets / "llama", distilled)
     done = serve(engine, *(request(name, prompt, 40) for name, prompt in PROMPTS.items()))
-    kept = [sum(column) for column in zip(*(each.counts.acceptance_histogram for each in done.values()))]
+    histograms = (each.counts.acceptance_histogram for each in done.values())
+    kept = [sum(column) for column in zip(*histograms, strict=True)]
     assert all(kept[:4]), kept
     check(drafted, Reference(distilled, load_target(targets / "llama")))
 
@@ -169,7 +170,9 @@ def test_what_was_decoded_without_drafts_is_read_before_the_next(
     """As adaptive K does where speculation does not pay."""
     engine = engine_of(targets / "llama", distilled)
     without_speculation_for_a_while(engine, monkeypatch)
-    asked = [request(f"{name}{seed}", prompt, 30, seed=seed) for name, prompt in PROMPTS.items() for seed in (0, 1)]
+    asked = [
+        request(f"{name}{seed}", prompt, 30, seed=seed) for name, prompt in PROMPTS.items() for seed in (0, 1)
+    ]
     serve(engine, *asked)
     check(drafted, Reference(distilled, load_target(targets / "llama")))
 
@@ -292,7 +295,7 @@ def test_what_is_read_wrongly_is_noticed(
     if plant is None:
         check(drafted, reference)
         return
-    with pytest.raises(AssertionError, match="not close|drafts are missing"):
+    with pytest.raises(AssertionError, match=r"not close|drafts are missing"):
         check(drafted, reference)
 
 
