@@ -60,7 +60,6 @@ class ModelMemory:
                         weights += math.prod(tensor.get_shape()) * _item_bytes(tensor.get_dtype(), dtype)
             if is_eagle3(directory):
                 config = layer_config(directory, field=field)
-                config.max_position_embeddings = None  # its slots are as long as the target's
                 return cls(field, weights, 1, _heads_of(config), config, config.hidden_size)
             config = AutoConfig.from_pretrained(str(directory), trust_remote_code=False)
             text = config.get_text_config()
@@ -91,7 +90,8 @@ class ModelMemory:
 
     def _room(self, placement: Placement) -> int:
         """Positions of a slot."""
-        length = longest(self.config, placement)
+        # A head's slots are as long as the target's, however long it is trained for.
+        length = placement.max_length if self.fused else longest(self.config, placement)
         lean = placement.lean and llama_weights.supports(self.config, length)
         return length + placement.spare * lean
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from driftguard_engine.models.eagle3_head import Eagle3Head
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
@@ -27,6 +28,7 @@ from driftguard_training.tokenization import train_tokenizer
 
 _TARGET_SHARES = {"python": 0.38, "prose": 0.22, "headers": 0.40}
 _DRAFT_SHARES = {"python": 0.60, "prose": 0.40}
+_DISTILLATION_SHARES = {"python": 0.30, "prose": 0.20, "continuations": 0.50}
 MADE = ("target", "draft", "eagle3")
 
 
@@ -84,12 +86,15 @@ def make_models(output: Path, seed: int, recipe: Recipe = Recipe()) -> None:
         _save(work / "target", target, tokenizer, recipe, seed, streams)
     # The target is published in bf16, so the draft and the head learn from the rounded target.
     rounded = load_model(work / "target", "target").model
+    told = _with_continuations(rounded, streams, recipe, seed)
     if not (work / "draft").exists():
         draft = new_model(recipe.draft, recipe, tokenizer, seed + 1)
-        train_draft(draft, rounded, streams, recipe, seed, work)
+        train_draft(draft, rounded, told, recipe, seed, work)
         _save(work / "draft", draft, tokenizer, recipe, seed, streams)
     if not (work / "eagle3").exists():
-        train_head(rounded, streams, recipe, seed, work)
+        head, token_ids = new_eagle3_head(rounded, told, recipe, seed)
+        train_head(head, token_ids, rounded, told, recipe, seed, work)
+        save_head(work / "eagle3", head, token_ids, torch.bfloat16, _facts(recipe, seed, streams))
     for name in MADE:
         shutil.rmtree(output / name, ignore_errors=True)
         shutil.copytree(work / name, output / name)
@@ -144,11 +149,10 @@ def train_draft(
     work: Path,
 ) -> None:
     """Distil on text and on the target's own continuations of it: first with LK-hybrid, then with NLA."""
-    sources, shares = _distillation_data(target, streams, recipe, seed)
 
     def loss_at(step: int) -> tuple[torch.Tensor, dict[str, float]]:
         rows, length = _rows_and_length(recipe, step, recipe.draft_steps)
-        tokens = batch(sources, shares, rows, length, seed + 1, step)  # [rows, length]
+        tokens = batch(streams, _DISTILLATION_SHARES, rows, length, seed + 1, step)  # [rows, length]
         with torch.no_grad():
             p = torch.softmax(target(input_ids=tokens).logits.flatten(0, 1), dim=-1)  # [rows x length, V]
         logits = model(input_ids=tokens).logits.flatten(0, 1)  # [rows x length, V]
@@ -160,40 +164,56 @@ def train_draft(
     train(model, loss_at, schedule, work / "draft.checkpoint", "draft")
 
 
-def train_head(target: PreTrainedModel, streams: TokenStreams, recipe: Recipe, seed: int, work: Path) -> None:
-    """Distil as `train_draft`, in chains of drafts as they are drafted later, and save the head."""
+def new_eagle3_head(
+    target: PreTrainedModel, streams: TokenStreams, recipe: Recipe, seed: int
+) -> tuple[Eagle3Head, torch.Tensor]:
+    """A head of one layer like the target's own, and the tokens that it drafts: the most frequent ones."""
     shape, config = recipe.head, target.config
-    sources, shares = _distillation_data(target, streams, recipe, seed)
-    token_ids = frequent_tokens([sources[name] for name in shares], shape.vocabulary, config.vocab_size)
-    layer = LlamaConfig(**config.to_diff_dict())
-    layer.num_hidden_layers, layer.tie_word_embeddings = 1, False
-    layer.num_key_value_heads, layer.intermediate_size = shape.kv_heads, shape.intermediate
+    read = [streams[name] for name in _DISTILLATION_SHARES]
+    token_ids = frequent_tokens(read, shape.vocabulary, config.vocab_size)
+    layer = LlamaConfig(
+        **config.to_diff_dict()
+        | {
+            "num_hidden_layers": 1,
+            "num_key_value_heads": shape.kv_heads,
+            "intermediate_size": shape.intermediate,
+            "tie_word_embeddings": False,
+        }
+    )
     torch.manual_seed(seed + 2)
-    head = new_head(target, shape.features, token_ids, layer)
+    return new_head(target, shape.features, token_ids, layer), token_ids
+
+
+def train_head(
+    head: Eagle3Head,
+    token_ids: torch.Tensor,
+    target: PreTrainedModel,
+    streams: TokenStreams,
+    recipe: Recipe,
+    seed: int,
+    work: Path,
+) -> None:
+    """Distil as `train_draft`, in chains of drafts as they are drafted later."""
 
     def loss_at(step: int) -> tuple[torch.Tensor, dict[str, float]]:
         rows, length = _rows_and_length(recipe, step, recipe.head_steps)
-        tokens = batch(sources, shares, rows, length, seed + 2, step)  # [rows, length]
-        cold = step < recipe.head_steps // 3
-        kind: Loss = "lk-hybrid" if cold else "nla"
-        loss, accepted = head_loss(head, target, token_ids, tokens, shape.passes, kind)
+        tokens = batch(streams, _DISTILLATION_SHARES, rows, length, seed + 2, step)  # [rows, length]
+        kind: Loss = "lk-hybrid" if step < recipe.head_steps // 3 else "nla"
+        loss, accepted = head_loss(head, target, token_ids, tokens, recipe.head.passes, kind)
         shown = {f"acceptance {place}": each for place, each in enumerate(accepted, 1)}
         return loss, {"loss": loss.item(), **shown}
 
     schedule = Schedule(recipe.head_steps, learning_rate=4e-3, warmup_steps=min(50, recipe.head_steps))
     train(head, loss_at, schedule, work / "eagle3.checkpoint", "eagle3")
-    save_head(work / "eagle3", head, token_ids, torch.bfloat16, _facts(recipe, seed, streams))
 
 
-def _distillation_data(
+def _with_continuations(
     target: PreTrainedModel, streams: TokenStreams, recipe: Recipe, seed: int
-) -> tuple[TokenStreams, dict[str, float]]:
-    """Streams with the target's own continuations, and the share of each that is read."""
+) -> TokenStreams:
+    """The streams, and the target's own continuations of them as one more."""
     print(f"the target continues {recipe.continuations} texts", flush=True)
     spoken = continuations(target, streams, _DRAFT_SHARES, recipe.continuations, recipe.length, seed)
-    shares = {name: 0.5 * share for name, share in _DRAFT_SHARES.items()}
-    shares |= dict.fromkeys(spoken, 0.5 / len(spoken))
-    return {**streams, **spoken}, shares
+    return {**streams, **spoken}
 
 
 def _rows_and_length(recipe: Recipe, step: int, steps: int) -> tuple[int, int]:
