@@ -7,9 +7,9 @@ from pathlib import Path
 import driftguard_engine
 import pytest
 import torch
-from driftguard_training import corpus, pretraining
 from driftguard_engine.config import EngineConfig
 from driftguard_engine.engine import Engine
+from driftguard_training import corpus, pretraining
 from driftguard_training.make_models import MADE, HeadShape, Recipe, Shape, make_models
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -87,7 +87,7 @@ def test_an_interrupted_training_resumes_to_the_same_bytes(
 def test_bundled_models_are_small_and_hold_no_pickles() -> None:
     files = [path for path in BUNDLED.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) <= 13_000_000
-    assert {path.suffix for path in files} == {".json", ".safetensors"}
+    assert {path.suffix or path.name for path in files} == {".json", ".safetensors", "SHA256SUMS"}
     tokenizers = [(BUNDLED / name / "tokenizer.json").read_bytes() for name in ("target", "draft")]
     assert tokenizers[0] == tokenizers[1]
 

@@ -7,7 +7,7 @@
                    lm_head; input_norm or fc_norm where config.json says so; embed_tokens where they are not
                    the target's; d2t and t2d where the vocabulary is a part of the target's
 
-(vllm-project/speculators at August 2026: models/eagle3/core.py, config.py, train/vocab_mapping.py)
+(github.com/vllm-project/speculators, August 2026: models.eagle3.core and config, train.vocab_mapping)
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 
 def load_target(directory: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    module: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    return module.eval()
 
 
 def layer_like(target: Any, kind: type[LlamaConfig | Qwen3Config] = LlamaConfig) -> Any:
@@ -89,7 +90,8 @@ class Reference:
             told = self._target(torch.tensor([sequence]), output_hidden_states=True).hidden_states
         layers = self._config["eagle_aux_hidden_state_layer_ids"]
         fused = self._fused([told[layer][0].double() for layer in layers])
-        found, places = [], []
+        found: list[Tensor] = []
+        places: list[tuple[Tensor, Tensor]] = []
         for place in range(len(sequence) - 1):
             output = self._place(places, fused[place], sequence[place + 1])
         for draft in drafts:
@@ -146,7 +148,8 @@ class Reference:
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         scale = (x.square().mean(-1, keepdim=True) + self._layer["rms_norm_eps"]).rsqrt()
-        return x * scale * self._weights[f"{name}.weight"]
+        normed: Tensor = x * scale * self._weights[f"{name}.weight"]
+        return normed
 
     def _spread(self, logits: Tensor) -> Tensor:
         if "d2t" not in self._weights:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from driftguard_engine.config import EngineConfig
+from driftguard_engine.core import FinishedRequest
 from driftguard_engine.decode import placement
 from driftguard_engine.drafters.eagle3 import Eagle3Drafter
 from driftguard_engine.engine import Engine
@@ -61,8 +62,9 @@ def drafted(monkeypatch: pytest.MonkeyPatch) -> list[Drafted]:
 @pytest.fixture(scope="module")
 def targets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("targets")
-    for kind, changes in (("llama", {"num_hidden_layers": 5}), ("gpt2", {}), ("odd_llama", {})):
-        save(root / kind, kind, seed=3, **changes)
+    save(root / "llama", seed=3, num_hidden_layers=5)
+    for kind in ("gpt2", "odd_llama"):
+        save(root / kind, kind, seed=3)
     return root
 
 
@@ -183,7 +185,7 @@ def test_a_prompt_that_begins_like_another_is_gone_on_with(
     """In the slot of the other and in another one, at each place of the next token's own."""
     engine, shared = engine_of(targets / "llama", distilled), tuple(range(40, 64))
     prompts = [(*shared[:length], *behind) for length in (16, 24) for behind in ((1, 2), (3, 4), (5,) * 11)]
-    done = {}
+    done: dict[str, FinishedRequest] = {}
     for index, prompt in enumerate(prompts * 2):  # one after another: in the slot that holds the beginning
         done |= serve(engine, request(f"a{index}", prompt, 8))
     done |= serve(engine, *(request(f"b{index}", prompt, 8) for index, prompt in enumerate(prompts)))
