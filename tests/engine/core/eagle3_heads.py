@@ -39,19 +39,24 @@ def layer_like(target: Any, kind: type[LlamaConfig | Qwen3Config] = LlamaConfig)
 def save_random_head(
     directory: Path, target: Any, token_ids: Sequence[int], features: tuple[int, ...], **norms: bool
 ) -> str:
+    """As `random_head`."""
+    head = random_head(target, len(token_ids), features, **norms)
+    save_head(directory, head, torch.tensor(token_ids), torch.float32, {})
+    return str(directory)
+
+
+def random_head(target: Any, vocabulary: int, features: tuple[int, ...], **norms: bool) -> Eagle3Head:
     """Far from uniform, and of no use. `embeds`: with an embedding of its own; `qwen3`: a layer of Qwen3."""
     kind = Qwen3Config if norms.pop("qwen3", False) else LlamaConfig
     layer, embeds = layer_like(target, kind), norms.pop("embeds", False)
     torch.manual_seed(11)
-    config = HeadConfig(layer, len(token_ids), features, **norms)
-    head = Eagle3Head(config, layer.hidden_size, embeds=embeds)
+    head = Eagle3Head(HeadConfig(layer, vocabulary, features, **norms), layer.hidden_size, embeds=embeds)
     for parameter in head.parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.25)
         else:
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
-    save_head(directory, head, torch.tensor(token_ids), torch.float32, {})
-    return str(directory)
+    return head
 
 
 def save_distilled_head(directory: Path, target_directory: Path, texts: Sequence[Sequence[int]]) -> str:

@@ -28,8 +28,8 @@ def client(fake: FakeEngine) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Directories: target; good (accepted always); poor; chat (the target with a chat template); head (a random
-    EAGLE-3 head)."""
+    """Directories: target; good (accepted always); poor; chat (the target with a chat template);
+    head (a random EAGLE-3 head)."""
     root = tmp_path_factory.mktemp("models")
     save_model(root / "target", seed=1)
     save_model(root / "good", seed=1)
