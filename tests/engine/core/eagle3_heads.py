@@ -130,14 +130,13 @@ class Reference:
             key = self._norm(key, "layers.0.self_attn.k_norm")
         place = len(places)
         places.append((self._rotated(key, place), value))
-        query, group = self._rotated(query, place), heads // len(key)
-        mixed = []
-        for head in range(heads):
-            keys = torch.stack([each[head // group] for each, _ in places])
-            values = torch.stack([each[head // group] for _, each in places])
-            mixed.append((keys @ query[head] / math.sqrt(dim)).softmax(0) @ values)
+        keys, values = (
+            torch.stack(each).repeat_interleave(heads // len(key), 1) for each in zip(*places, strict=True)
+        )  # [places, heads, dim]
+        scores = (keys * self._rotated(query, place)).sum(-1, keepdim=True) / math.sqrt(dim)
+        mixed = (scores.softmax(0) * values).sum(0).flatten()
         residual = normed if self._config["norm_before_residual"] else vector
-        hidden = residual + self._weights["layers.0.self_attn.o_proj.weight"] @ torch.cat(mixed)
+        hidden = residual + self._weights["layers.0.self_attn.o_proj.weight"] @ mixed
         normed = self._norm(hidden, "layers.0.post_attention_layernorm")
         gate, up, down = (
             self._weights[f"layers.0.mlp.{name}_proj.weight"] for name in ("gate", "up", "down")

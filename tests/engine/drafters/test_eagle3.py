@@ -124,9 +124,14 @@ def test_each_draft_is_drawn_from_what_the_head_gives_for_the_whole_sequence(
 
 
 @pytest.mark.parametrize(
-    ("kind", "path"), [("llama", "auto"), ("llama", "generic"), ("gpt2", "auto"), ("odd_llama", "auto")]
+    ("kind", "path", "ahead"),
+    [
+        ("llama", "auto", True),
+        ("llama", "generic", False),
+        ("gpt2", "auto", True),
+        ("odd_llama", "auto", False),
+    ],
 )
-@pytest.mark.parametrize("ahead", [False, True])
 def test_every_kind_of_target_gives_the_features(
     targets: Path,
     tmp_path: Path,
