@@ -106,7 +106,7 @@ class Decoder:
         Must not run beside `step`. Raises torch.OutOfMemoryError.
         """
         # Its steps go with it, and do not hold it.
-        own: Drafter | None = None if drafter is None else cast("Drafter", proxy(drafter))
+        own = None if drafter is None else cast("Drafter", proxy(drafter))
         step = Step(self._target, self._table, own, shape, self._launcher, self._rule)
         self._steps(drafter)[shape] = self._runners.runner(step)
 

@@ -25,11 +25,7 @@ from driftguard_engine.models.loading import LoadedModel, Placement, check_same_
 logger = logging.getLogger(__name__)
 
 WITH_WEIGHTS = ("draft_model", "eagle3")  # methods whose drafts take the device's memory
-_NAMES = {
-    "draft_model": "a draft model",
-    "suffix": "a corpus",
-    "eagle3": "an EAGLE-3 head",
-}  # of what is read
+_NAMES = {"draft_model": "a draft model", "suffix": "a corpus", "eagle3": "an EAGLE-3 head"}
 
 
 def describe_draft(name: str, version: str | None) -> DraftInfo:
@@ -39,9 +35,8 @@ def describe_draft(name: str, version: str | None) -> DraftInfo:
 
 
 def _described(name: str, version: str | None, directory: Path) -> DraftInfo:
-    return DraftInfo(
-        name, version or directories.version_of(directory), _method_of(directory), str(directory)
-    )
+    version = version or directories.version_of(directory)
+    return DraftInfo(name, version, _method_of(directory), str(directory))
 
 
 def _method_of(directory: Path) -> DraftMethod:
@@ -52,20 +47,21 @@ def _method_of(directory: Path) -> DraftMethod:
 
 def open_draft(name: str, version: str | None, target: LoadedModel, placement: Placement) -> LoadedDraft:
     """Loads a draft for the target from a directory or hub name. Raises InvalidModel."""
-    directory = directories.locate(name, field="draft")
-    described = _described(directories.shown_name(name, directory), version, directory)
+    method = _method_of(directories.find(name, field="draft"))
     drafter: Drafter
-    if described.method == "suffix":
-        drafter = SuffixDrafter(
-            Corpus(read_documents(directory, target.tokenizer.get_vocab(), field="draft"))
-        )
-    elif described.method == "eagle3":
-        drafter = Eagle3Drafter(_eagle3_model(directory, target.model, placement))
-    else:
+    if method == "draft_model":
         loaded = load(name, placement, field="draft")
+        directory = loaded.directory
         check_same_tokenizer(target.tokenizer, loaded.tokenizer, directory, field="draft")
         drafter = DraftModelDrafter(loaded.model)
-    return LoadedDraft(described, drafter)
+    else:
+        directory = directories.locate(name, field="draft")
+        if method == "suffix":
+            documents = read_documents(directory, target.tokenizer.get_vocab(), field="draft")
+            drafter = SuffixDrafter(Corpus(documents))
+        else:
+            drafter = Eagle3Drafter(_eagle3_model(directory, target.model, placement))
+    return LoadedDraft(_described(directories.shown_name(name, directory), version, directory), drafter)
 
 
 def _eagle3_model(directory: Path, target: TokenModel, placement: Placement) -> Eagle3Model:
