@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-Drafter = Literal["draft_model", "ngram", "suffix", "none"]
+Drafter = Literal["draft_model", "eagle3", "ngram", "suffix", "none"]
 ModelPath = Literal["auto", "generic"]
 Device = Literal["cpu", "cuda"]
 VerificationRule = Literal["token", "block"]
@@ -21,8 +21,8 @@ class InvalidConfig(ValueError):
 class EngineConfig:
     """Every choice of one engine; checked when made, InvalidConfig names the field.
 
-    target, draft: local directories or hub names. The drafter "draft_model" needs a draft, "suffix" may have
-    the directory of a corpus.
+    target, draft: local directories or hub names. The drafter "draft_model" needs a draft, "eagle3" a head
+    that was trained for the target, "suffix" may have the directory of a corpus.
     max_batch: slots, the most requests that run at once. max_length: tokens per slot, prompt and output
     together; the model's own context wins where it is shorter. max_waiting: requests queued for a slot.
     num_speculative_tokens: K where a request does not say; max_speculative_tokens: the most it may ask for.
@@ -81,9 +81,9 @@ class EngineConfig:
         if self.verification not in get_args(VerificationRule):
             known = ", ".join(get_args(VerificationRule))
             raise InvalidConfig(f"verification: {self.verification!r} is not one of {known}")
-        if self.drafter == "draft_model" and not self.draft:
+        if self.drafter in ("draft_model", "eagle3") and not self.draft:
             raise InvalidConfig(
-                "draft: missing; the drafter 'draft_model' needs a draft directory or hub name"
+                f"draft: missing; the drafter {self.drafter!r} needs a draft directory or hub name"
             )
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 VerificationRule = Literal["token", "block"]
-DraftMethod = Literal["draft_model", "ngram", "suffix", "none"]
+DraftMethod = Literal["draft_model", "eagle3", "ngram", "suffix", "none"]
 
 
 class EngineError(Exception):

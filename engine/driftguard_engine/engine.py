@@ -29,6 +29,7 @@ from driftguard_engine.decode.placement import open_decoder, placement_of, slowe
 from driftguard_engine.decode.turns import Turns
 from driftguard_engine.drafters.base import Drafter
 from driftguard_engine.drafters.factory import (
+    WITH_WEIGHTS,
     configured_draft,
     describe_draft,
     draft_without_files,
@@ -40,6 +41,7 @@ from driftguard_engine.drafters.state_file import SavedDraft, save_draft
 from driftguard_engine.kernels.backend import backend_of
 from driftguard_engine.kv_cache import Span
 from driftguard_engine.models import device_memory
+from driftguard_engine.models.base import Features
 from driftguard_engine.models.loading import LoadedModel, load
 from driftguard_engine.prefix_cache import blocks_of
 from driftguard_engine.request_checks import check_request
@@ -81,7 +83,7 @@ class Engine:
         self._placement = placement_of(config)
         if target is None:
             wanted = [("target", config.target)]
-            if config.drafter == "draft_model" and config.draft is not None:
+            if config.drafter in WITH_WEIGHTS and config.draft is not None:
                 wanted.append(("draft", config.draft))
             free = device_memory.free_bytes(self._placement.device)
             device_memory.check_fits(config, self._placement, free, wanted)
@@ -125,7 +127,7 @@ class Engine:
             present = self._drafts.present(wanted)
             if present is not None:
                 return present
-            if wanted.method == "draft_model":
+            if wanted.method in WITH_WEIGHTS:
                 self._check_fits(directory)
             try:
                 draft = open_draft(directory, wanted.version, self._target, self._placement)
@@ -141,7 +143,7 @@ class Engine:
         """Raises InvalidModel."""
         with self._turns.turn():
             free = device_memory.free_bytes(self._placement.device)
-        models = [draft for draft in self.drafts if draft.method == "draft_model"]
+        models = [draft for draft in self.drafts if draft.method in WITH_WEIGHTS]
         held = [("draft", draft.directory) for draft in models if draft.directory is not None]
         held.append(("target", self.target_directory))
         device_memory.check_fits(self.config, self._placement, free, [("draft", directory)], held)
@@ -390,18 +392,24 @@ class Engine:
     def _prefill(self, chunks: Sequence[PrefillChunk]) -> None:
         token_ids: list[int] = []
         spans: list[Span] = []
-        by_drafter: dict[Drafter, tuple[list[int], list[Span]]] = {}
+        by_drafter: dict[Drafter, tuple[list[int], list[Span]]] = {}  # places in token_ids, and spans
         for chunk in chunks:
             sequence = self._sequences[chunk.request_id]
-            places = [(token_ids, spans)]
+            span = Span(sequence.slot, chunk.start, chunk.count)
             if sequence.draft.drafter is not None:
-                places.append(by_drafter.setdefault(sequence.draft.drafter, ([], [])))
-            for ids, chunk_spans in places:
-                ids.extend(sequence.token_ids[chunk.start : chunk.start + chunk.count])
-                chunk_spans.append(Span(sequence.slot, chunk.start, chunk.count))
-        self._target.model.prefill(token_ids, spans)
-        for drafter, (ids, chunk_spans) in by_drafter.items():
-            drafter.prefill(ids, chunk_spans)
+                places, drafter_spans = by_drafter.setdefault(sequence.draft.drafter, ([], []))
+                places.extend(range(len(token_ids), len(token_ids) + chunk.count))
+                drafter_spans.append(span)
+            token_ids.extend(sequence.token_ids[chunk.start : chunk.start + chunk.count])
+            spans.append(span)
+        layers = {layer for drafter in by_drafter for layer in drafter.features}
+        features = Features(layers) if layers else None
+        self._target.model.prefill(token_ids, spans, features)
+        for drafter, (places, drafter_spans) in by_drafter.items():
+            read = None
+            if features is not None and drafter.features:
+                read = features.of(drafter.features)[places]
+            drafter.prefill([token_ids[place] for place in places], drafter_spans, read)
 
     def _draft_counts(self, rows: list[RunningSequence], *, alone: bool) -> Sequence[int]:
         """alone: the step does nothing but decode, so its duration is that of decoding."""

@@ -20,6 +20,7 @@ MODELS, SERVER, LIMITS, SIDECAR = "Models", "Server", "Limits", "Sidecar"
 
 class DrafterName(StrEnum):
     DRAFT_MODEL = "draft_model"
+    EAGLE3 = "eagle3"
     NGRAM = "ngram"
     SUFFIX = "suffix"
     NONE = "none"
@@ -64,16 +65,16 @@ class ModelOptions:
     draft: Annotated[
         str | None,
         _option(
-            "Draft model with the same tokenizer: a directory or a hub name. With --drafter suffix a corpus, "
-            "if there is one.",
+            "Draft model with the same tokenizer, or with --drafter eagle3 a head that was trained for the "
+            "target: a directory or a hub name. With --drafter suffix a corpus, if there is one.",
             MODELS,
         ),
     ] = None
     drafter: Annotated[
         DrafterName | None,
         _option(
-            "What drafts: a draft model, n-gram lookup in the sequence, suffix lookup in the sequence and "
-            "in a corpus, or nothing. "
+            "What drafts: a draft model, an EAGLE-3 head, n-gram lookup in the sequence, suffix lookup in "
+            "the sequence and in a corpus, or nothing. "
             "Default: draft_model where there is a draft, else ngram.",
             MODELS,
         ),
@@ -193,7 +194,7 @@ def engine_config(models: ModelOptions, limits: LimitOptions, server: ServerOpti
     if target is None:
         target = str(BUNDLED / "target")
         if drafter is not DrafterName.SUFFIX:
-            draft = draft or str(BUNDLED / "draft")
+            draft = draft or str(BUNDLED / ("eagle3" if drafter is DrafterName.EAGLE3 else "draft"))
     if drafter is None:
         drafter = DrafterName.DRAFT_MODEL if draft else DrafterName.NGRAM
     dtype = models.dtype or (DtypeName.BFLOAT16 if models.device is DeviceName.CUDA else DtypeName.FLOAT32)

@@ -7,9 +7,13 @@ from pathlib import Path
 import driftguard_engine
 import pytest
 import torch
+from driftguard_engine.config import EngineConfig
+from driftguard_engine.engine import Engine
 from driftguard_training import corpus, pretraining
-from driftguard_training.make_models import Recipe, Shape, make_models
+from driftguard_training.make_models import MADE, HeadShape, Recipe, Shape, make_models
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.engine.core.tiny import request, serve
 
 BUNDLED = Path(driftguard_engine.__file__).parent / "bundled"
 TINY = Recipe(
@@ -17,10 +21,12 @@ TINY = Recipe(
     context=64,
     target=Shape(layers=2, hidden=32, intermediate=48, head=16),
     draft=Shape(layers=1, hidden=16, intermediate=32, head=16),
+    head=HeadShape(features=(0, 1), intermediate=16, kv_heads=1, vocabulary=64, passes=2),
     rows=4,
     length=32,
     target_steps=6,
     draft_steps=6,
+    head_steps=6,
     continuations=4,
 )
 
@@ -46,7 +52,7 @@ def test_the_same_seed_makes_the_same_bytes(tmp_path: Path) -> None:
         make_models(tmp_path / name, seed, TINY)
     made = {name: _digests(tmp_path / name) for name in ("a", "b", "c")}
     assert made["a"] == made["b"]
-    for model in ("target", "draft"):
+    for model in MADE:
         weights = f"{model}/model.safetensors"
         assert made["a"][weights] != made["c"][weights]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c"]  # no work left behind
@@ -59,7 +65,7 @@ def test_an_interrupted_training_resumes_to_the_same_bytes(
     make_models(tmp_path / "whole", 0, TINY)
     monkeypatch.setattr(pretraining, "_CHECKPOINT_EVERY_STEPS", 2)
     learning_rate_at = pretraining.Schedule.at
-    for interrupted_after in (3, 8, 1000):  # in the target, in the draft, never
+    for interrupted_after in (3, 8, 5, 1000):  # in the target, in the draft, in the head, never
         left = [interrupted_after]
 
         def at(schedule: pretraining.Schedule, step: int, left: list[int] = left) -> float:
@@ -80,8 +86,8 @@ def test_an_interrupted_training_resumes_to_the_same_bytes(
 
 def test_bundled_models_are_small_and_hold_no_pickles() -> None:
     files = [path for path in BUNDLED.rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) <= 12_000_000
-    assert {path.suffix for path in files} == {".json", ".safetensors"}
+    assert sum(path.stat().st_size for path in files) <= 13_000_000
+    assert {path.suffix or path.name for path in files} == {".json", ".safetensors", "SHA256SUMS"}
     tokenizers = [(BUNDLED / name / "tokenizer.json").read_bytes() for name in ("target", "draft")]
     assert tokenizers[0] == tokenizers[1]
 
@@ -102,3 +108,12 @@ def test_bundled_models_load_and_speak_the_same_tokens() -> None:
         assert tokenizer.decode(ids) == text  # byte-level: nothing is lost
         assert torch.isfinite(model(input_ids=torch.tensor([ids])).logits).all()
         assert json.loads((BUNDLED / name / "driftguard_training.json").read_text())["seed"] == 0
+
+
+def test_the_bundled_head_drafts_for_the_bundled_target() -> None:
+    engine = Engine(EngineConfig(str(BUNDLED / "target"), str(BUNDLED / "eagle3"), "eagle3", max_length=256))
+    prompt = engine.tokenizer("def main():\n    return ")["input_ids"]
+    asked = (request(str(seed), prompt, 60, temperature=1.0, seed=seed) for seed in range(4))
+    done = serve(engine, *asked).values()
+    drafted, accepted = (sum(getattr(each.counts, name) for each in done) for name in ("drafted", "accepted"))
+    assert accepted > 0.3 * drafted

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import cast
 from weakref import WeakKeyDictionary, proxy
 
 import torch
@@ -104,7 +105,8 @@ class Decoder:
 
         Must not run beside `step`. Raises torch.OutOfMemoryError.
         """
-        own = None if drafter is None else proxy(drafter)  # its steps go with it, and do not hold it
+        # Its steps go with it, and do not hold it.
+        own = None if drafter is None else cast("Drafter", proxy(drafter))
         step = Step(self._target, self._table, own, shape, self._launcher, self._rule)
         self._steps(drafter)[shape] = self._runners.runner(step)
 
@@ -119,6 +121,8 @@ class Decoder:
         for launched in self._launched:
             launched.rows[:] = [None if each is row else each for each in launched.rows]
         self._unread.pop(row.request.request_id, None)
+        if row.draft.drafter is not None:
+            row.draft.drafter.forget(row.slot)
 
     def reset(self) -> None:
         """After a failure: waits for no step that was launched."""
@@ -146,10 +150,10 @@ class Decoder:
     def _launch(
         self, drafter: Drafter | None, rows: Sequence[RunningSequence], counts: Sequence[int]
     ) -> None:
-        if drafter is not None:
+        if drafter is not None and not drafter.features:  # one that reads features is told of every step
             self._catch_up(drafter, rows, counts)
-        if not any(counts):
-            drafter = None
+            if not any(counts):
+                drafter = None
         narrows = self._launcher is not None and any(map(_narrows, rows))
         if self._is_prepared(drafter):
             shape = Shape(_at_least(self._batches, len(rows)), _at_least(self._drafts, max(counts)), narrows)
@@ -173,7 +177,7 @@ class Decoder:
             if not count:
                 self._unread.setdefault(name, max(0, known - 2))
             elif (first := self._unread.pop(name, None)) is not None and first < known:
-                drafter.prefill(row.token_ids[first:], [Span(row.slot, first, known - first)])
+                drafter.prefill(row.token_ids[first:], [Span(row.slot, first, known - first)], None)
 
     def _steps(self, drafter: Drafter | None) -> dict[Shape, RunStep]:
         return self._plain if drafter is None else self._drafted.setdefault(drafter, {})

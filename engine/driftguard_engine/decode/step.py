@@ -14,7 +14,7 @@ from driftguard_engine.kernels.cuda.launcher import Launcher
 from driftguard_engine.kernels.reference.verify import Rule
 from driftguard_engine.kernels.steps import RowState
 from driftguard_engine.kernels.verify import SamplingTensors
-from driftguard_engine.models.base import TokenModel
+from driftguard_engine.models.base import Features, TokenModel, by_row
 from driftguard_engine.speculation import KernelVerification, ReferenceVerification, Verification
 
 
@@ -58,8 +58,12 @@ class Step:
         counts = None
         if self.launcher is None or self.target.path != "lean":
             counts = [1 + count for count in rows.drafted.tolist()]
-        logits = self.target.decode(rows.fed, rows.starts, rows.slots, counts)  # [B, T, V]
+        features = None if drafter is None or not drafter.features else Features(drafter.features)
+        logits = self.target.decode(rows.fed, rows.starts, rows.slots, counts, features)  # [B, T, V]
         verified = verification.verify(logits)
+        if drafter is not None and features is not None:
+            read = by_row(features.of(drafter.features), counts or [logits.shape[1]] * len(logits))
+            drafter.observe(rows, read, verified.accepted)
         return steps.append(self.launcher, rows, verified.tokens, verified.accepted, verified.status)
 
     def _verification(self, rows: RowState) -> Verification:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+
+from torch import Tensor
 
 from driftguard_engine.kernels.cuda.launcher import Launcher
 from driftguard_engine.kernels.steps import DraftContext, RowState
@@ -11,34 +12,42 @@ from driftguard_engine.kv_cache import Span
 from driftguard_engine.speculation import Verification
 
 
-class Drafter(Protocol):
-    """Guesses the next tokens of running sequences."""
+class Drafter:
+    """Guesses the next tokens of running sequences. Whatever it guesses, the output has the target's law, if:
 
-    @property
-    def context(self) -> DraftContext | None:
-        """What a draft model can read: `steps.begin` then makes its inputs. None: there is no model."""
-        ...
+    - A token that is drawn is drawn by `Verification.draw`, from logits that do not depend on it, nor on any
+      random number that draws or verifies it. So its distribution q is fixed before the token is.
+    - A token that is guessed with certainty is only written into `Verification.draft_tokens`.
+    - A chain is never cut by what was drawn, for example by the confidence in a drawn token: if those of
+      small q were left unverified, those that remain would not be draws from q, which the acceptance rule
+      takes them for. It may be cut by what was known before the draw.
+    """
 
-    @property
-    def captured(self) -> bool:
-        """Whether `draft` by kernels waits for no value of the device, so that it can be captured."""
-        ...
+    context: DraftContext | None = None  # of a draft model: `steps.begin` then makes its inputs
+    captured: bool = False  # whether `draft` by kernels waits for no value, so that it can be captured
+    obstacle: str | None = None  # why it is slower on a GPU than it could be
+    features: tuple[int, ...] = ()  # layers of the target that it reads, as `Features` counts them
 
-    @property
-    def obstacle(self) -> str | None:
-        """Why it is slower on a GPU than it could be."""
-        ...
-
-    def prefill(self, token_ids: Sequence[int], spans: Sequence[Span]) -> None:
-        """Reads tokens of prompts (not each prompt's last one), and what was decoded without it, as
-        `TokenModel.prefill`."""
-        ...
+    def prefill(self, token_ids: Sequence[int], spans: Sequence[Span], features: Tensor | None, /) -> None:
+        """Reads tokens of prompts (not each prompt's last one) as `TokenModel.prefill`, and where `features`
+        asks for hidden states, these [N, F] of the same tokens, layers side by side. Where it does not, also
+        what was decoded in steps without drafts."""
 
     def copy(self, source: int, span: Span) -> None:
-        """As `TokenModel.copy`."""
-        ...
+        """As `TokenModel.copy`. Behind what is copied of a prompt `prefill` goes on."""
 
     def draft(self, rows: RowState, verification: Verification, launcher: Launcher | None) -> None:
         """Puts rows.drafted tokens of each row into the verification, and feeds them by `steps.feed`, which
         lowers rows.drafted where there are fewer. launcher: None: on the CPU."""
-        ...
+        raise NotImplementedError
+
+    def observe(self, rows: RowState, features: Tensor, accepted: Tensor) -> None:
+        """The outcome of a step, also of one without drafts; called where `features` asks for hidden states.
+
+        features [B, T, F]: of the tokens that the target read, from position rows.starts on. Only the first
+        accepted[b] + 1 of row b belong to its sequence (accepted [B], -1 where the step failed); those behind
+        them are of rejected tokens and must not be read later.
+        """
+
+    def forget(self, slot: int) -> None:
+        """The request in this slot has ended. Its prompt may still be copied, and be gone on with."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
+from driftguard_engine.drafters.base import Drafter
 from driftguard_engine.kernels import steps
 from driftguard_engine.kernels.cuda.launcher import Launcher
 from driftguard_engine.kernels.steps import DraftContext, RowState
@@ -14,7 +16,7 @@ from driftguard_engine.models.base import TokenModel
 from driftguard_engine.speculation import Verification
 
 
-class DraftModelDrafter:
+class DraftModelDrafter(Drafter):
     """See `Drafter`.
 
     The first pass of a step reads the sequence's last two tokens, each further one the token drafted last:
@@ -24,20 +26,10 @@ class DraftModelDrafter:
 
     def __init__(self, model: TokenModel) -> None:
         self.model = model
+        self.context = DraftContext(model.max_length, model.vocabulary)
+        self.captured, self.obstacle = model.path == "lean", model.kernels_obstacle
 
-    @property
-    def context(self) -> DraftContext:
-        return DraftContext(self.model.max_length, self.model.vocabulary)
-
-    @property
-    def captured(self) -> bool:
-        return self.model.path == "lean"
-
-    @property
-    def obstacle(self) -> str | None:
-        return self.model.kernels_obstacle
-
-    def prefill(self, token_ids: Sequence[int], spans: Sequence[Span]) -> None:
+    def prefill(self, token_ids: Sequence[int], spans: Sequence[Span], _features: Tensor | None, /) -> None:
         """Leaves out positions beyond the draft's own context: it will not draft there. Ids that only the
         target has are read as 0: a poor draft, but no error."""
         kept_ids: list[int] = []

@@ -7,17 +7,25 @@ from pathlib import Path
 
 from driftguard_engine.config import EngineConfig
 from driftguard_engine.core import DraftInfo, DraftMethod, InvalidModel
+from driftguard_engine.drafters.base import Drafter
 from driftguard_engine.drafters.corpus import Corpus, is_corpus, read_documents
 from driftguard_engine.drafters.draft_model import DraftModelDrafter
+from driftguard_engine.drafters.eagle3 import Eagle3Drafter
 from driftguard_engine.drafters.loaded import NO_DRAFT, LoadedDraft
 from driftguard_engine.drafters.ngram import NgramDrafter
 from driftguard_engine.drafters.state_file import saved_draft
 from driftguard_engine.drafters.suffix import SuffixDrafter
 from driftguard_engine.models import device_memory
 from driftguard_engine.models import directory as directories
+from driftguard_engine.models.base import TokenModel
+from driftguard_engine.models.eagle3 import Eagle3Model
+from driftguard_engine.models.eagle3_head import is_eagle3, read_head
 from driftguard_engine.models.loading import LoadedModel, Placement, check_same_tokenizer, load
 
 logger = logging.getLogger(__name__)
+
+WITH_WEIGHTS = ("draft_model", "eagle3")  # methods whose drafts take the device's memory
+_NAMES = {"draft_model": "a draft model", "suffix": "a corpus", "eagle3": "an EAGLE-3 head"}
 
 
 def describe_draft(name: str, version: str | None) -> DraftInfo:
@@ -27,21 +35,42 @@ def describe_draft(name: str, version: str | None) -> DraftInfo:
 
 
 def _described(name: str, version: str | None, directory: Path) -> DraftInfo:
-    method: DraftMethod = "suffix" if is_corpus(directory) else "draft_model"
-    return DraftInfo(name, version or directories.version_of(directory), method, str(directory))
+    version = version or directories.version_of(directory)
+    return DraftInfo(name, version, _method_of(directory), str(directory))
+
+
+def _method_of(directory: Path) -> DraftMethod:
+    if is_corpus(directory):
+        return "suffix"
+    return "eagle3" if is_eagle3(directory) else "draft_model"
 
 
 def open_draft(name: str, version: str | None, target: LoadedModel, placement: Placement) -> LoadedDraft:
     """Loads a draft for the target from a directory or hub name. Raises InvalidModel."""
-    if is_corpus(Path(name).expanduser()):
+    method = _method_of(directories.find(name, field="draft"))
+    drafter: Drafter
+    if method == "draft_model":
+        loaded = load(name, placement, field="draft")
+        directory = loaded.directory
+        check_same_tokenizer(target.tokenizer, loaded.tokenizer, directory, field="draft")
+        drafter = DraftModelDrafter(loaded.model)
+    else:
         directory = directories.locate(name, field="draft")
-        documents = read_documents(directory, target.tokenizer.get_vocab(), field="draft")
-        described = _described(directory.name, version, directory)
-        return LoadedDraft(described, SuffixDrafter(Corpus(documents)))
-    loaded = load(name, placement, field="draft")
-    check_same_tokenizer(target.tokenizer, loaded.tokenizer, loaded.directory, field="draft")
-    drafter = DraftModelDrafter(loaded.model)
-    return LoadedDraft(_described(loaded.name, version, loaded.directory), drafter)
+        if method == "suffix":
+            documents = read_documents(directory, target.tokenizer.get_vocab(), field="draft")
+            drafter = SuffixDrafter(Corpus(documents))
+        else:
+            drafter = Eagle3Drafter(_eagle3_model(directory, target.model, placement))
+    return LoadedDraft(_described(directories.shown_name(name, directory), version, directory), drafter)
+
+
+def _eagle3_model(directory: Path, target: TokenModel, placement: Placement) -> Eagle3Model:
+    head, ids = read_head(directory, target.layers, target.embedding, target.vocabulary, field="draft")
+    trained = head.config.layer.max_position_embeddings
+    if trained < target.max_length:
+        logger.warning("%s was trained for %d of %d positions", directory, trained, target.max_length)
+    room = target.max_length + placement.spare
+    return Eagle3Model(head, ids, target.embedding, target.vocabulary, placement.slots, room)
 
 
 def first_draft(config: EngineConfig, target: LoadedModel, placement: Placement) -> LoadedDraft:
@@ -72,13 +101,14 @@ def configured_draft(config: EngineConfig) -> str:
 
 
 def _configured(config: EngineConfig, target: LoadedModel, placement: Placement) -> LoadedDraft:
-    if config.drafter in ("draft_model", "suffix") and config.draft is not None:
+    if config.drafter in _NAMES and config.draft is not None:
         found = open_draft(config.draft, None, target, placement)
         if found.info.method != config.drafter:
-            what = (
-                "a corpus, which --drafter suffix" if found.info.method == "suffix" else "no corpus, which it"
+            raise InvalidModel(
+                f"draft: {config.draft} is {_NAMES[found.info.method]}, for --drafter {found.info.method}; "
+                f"--drafter {config.drafter} takes {_NAMES[config.drafter]}",
+                field="draft",
             )
-            raise InvalidModel(f"draft: {config.draft} is {what} needs", field="draft")
         return found
     return draft_without_files(config) or LoadedDraft(NO_DRAFT, None)
 

@@ -7,16 +7,14 @@ token that was drawn.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 
+from driftguard_engine.drafters.base import Drafter
 from driftguard_engine.drafters.corpus import LONGEST_MATCH, TOKEN_BYTES, Corpus, packed, unpacked
 from driftguard_engine.kernels import steps
 from driftguard_engine.kernels.cuda.launcher import Launcher
 from driftguard_engine.kernels.steps import RowState
-from driftguard_engine.kv_cache import Span
 from driftguard_engine.speculation import Verification
 
 # As in vLLM's suffix decoding.
@@ -26,21 +24,13 @@ MIN_TOKEN_PROB = 0.1
 SEARCHED = 16_384
 
 
-class SuffixDrafter:
+class SuffixDrafter(Drafter):
     """See `Drafter`. corpus: None: only the sequence itself is searched."""
 
-    context = None
-    captured = False
     obstacle = "it looks up on the host, for which each step waits"
 
     def __init__(self, corpus: Corpus | None) -> None:
         self._corpus = corpus
-
-    def prefill(self, token_ids: Sequence[int], spans: Sequence[Span]) -> None:
-        """Nothing to read: the step has the sequences."""
-
-    def copy(self, source: int, span: Span) -> None:
-        """Nothing was read."""
 
     def draft(self, rows: RowState, verification: Verification, launcher: Launcher | None) -> None:
         tokens = verification.draft_tokens

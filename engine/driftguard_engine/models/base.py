@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import accumulate
 from typing import Literal, Protocol
 
@@ -12,6 +12,26 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from driftguard_engine.kv_cache import Span
+
+
+class Features:
+    """The hidden states of some layers that one pass of a target leaves for a drafter.
+
+    Layer i stands for what layer i of the model reads, from 0 (the embeddings) on: element i of the
+    `hidden_states` of transformers, and what vLLM and speculators call auxiliary layer i.
+    """
+
+    def __init__(self, layers: Collection[int]) -> None:
+        self._parts: dict[int, list[Tensor]] = {layer: [] for layer in layers}
+
+    def take(self, layer: int, hidden: Tensor) -> None:
+        """hidden [N, H]: of the next N tokens of the pass. Kept where the layer is asked for."""
+        if layer in self._parts:
+            self._parts[layer].append(hidden)
+
+    def of(self, layers: Sequence[int]) -> Tensor:
+        """Of all tokens of the pass, these layers side by side: [N, len(layers) * H]."""
+        return torch.cat([torch.cat(self._parts[layer]) for layer in layers], dim=-1)
 
 
 class TokenModel(Protocol):
@@ -26,26 +46,38 @@ class TokenModel(Protocol):
     dtype: torch.dtype  # of logits
     path: Literal["lean", "generic"]
     kernels_obstacle: str | None  # why the kernels cannot compute its layers
+    layers: int
+    embedding: Tensor  # [V or more, width]
 
-    def forward(self, token_ids: Sequence[int], spans: Sequence[Span]) -> Tensor:
+    def forward(
+        self, token_ids: Sequence[int], spans: Sequence[Span], features: Features | None = None
+    ) -> Tensor:
         """Writes keys and values of all tokens and returns their logits [N, V].
 
         token_ids: the tokens of the spans one after another, N = sum of counts; each span continues what
-        its slot already holds up to `start`.
+        its slot already holds up to `start`. features: takes hidden states of the N tokens.
         """
         ...
 
-    def prefill(self, token_ids: Sequence[int], spans: Sequence[Span]) -> None:
+    def prefill(
+        self, token_ids: Sequence[int], spans: Sequence[Span], features: Features | None = None
+    ) -> None:
         """As `forward`, without logits."""
         ...
 
     def decode(
-        self, token_ids: Tensor, starts: Tensor, slots: Tensor, counts: Sequence[int] | None = None
+        self,
+        token_ids: Tensor,
+        starts: Tensor,
+        slots: Tensor,
+        counts: Sequence[int] | None = None,
+        features: Features | None = None,
     ) -> Tensor:
         """Logits [B, T, V] of token_ids [B, T]; row b continues slots[b] at position starts[b]. All int64.
 
         counts [B]: of each row only so many tokens are needed, 0 .. T; None: all. Whatever lies behind them
-        has no meaning, and is left out where no row needs it.
+        has no meaning, and is left out where no row needs it. features: takes hidden states of the tokens
+        that are needed, row after row.
         """
         ...
 
@@ -70,21 +102,32 @@ class TokenModel(Protocol):
         ...
 
 
+def by_row(values: Tensor, counts: Sequence[int]) -> Tensor:
+    """[N, X] of N tokens, row after row, as [B, T, X], T the largest count; 0 behind each row's own."""
+    if min(counts) == max(counts):
+        return values.view(len(counts), counts[0], -1)
+    return pad_sequence(list(torch.split(values, [*counts])), batch_first=True)
+
+
 class DecodesBySpans(ABC):
     """`decode` and `decode_into` of a `TokenModel` by its `forward`: what is needed is computed, and nothing
     else; other logits are 0, or left as they are. All tensors but logits are read on the host."""
 
     @abstractmethod
-    def forward(self, token_ids: Sequence[int], spans: Sequence[Span]) -> Tensor: ...
+    def forward(
+        self, token_ids: Sequence[int], spans: Sequence[Span], features: Features | None = None
+    ) -> Tensor: ...
 
     def decode(
-        self, token_ids: Tensor, starts: Tensor, slots: Tensor, counts: Sequence[int] | None = None
+        self,
+        token_ids: Tensor,
+        starts: Tensor,
+        slots: Tensor,
+        counts: Sequence[int] | None = None,
+        features: Features | None = None,
     ) -> Tensor:
         needed = [token_ids.shape[1]] * len(token_ids) if counts is None else counts
-        logits = self._decoded_spans(token_ids, starts, slots, needed)
-        if min(needed) == max(needed):
-            return logits.view(len(needed), needed[0], -1)
-        return pad_sequence(list(torch.split(logits, [*needed])), batch_first=True)
+        return by_row(self._decoded_spans(token_ids, starts, slots, needed, features), needed)
 
     def decode_into(
         self,
@@ -110,10 +153,15 @@ class DecodesBySpans(ABC):
             logits[rows] = found[:, : logits.shape[1]].to(logits)
 
     def _decoded_spans(
-        self, token_ids: Tensor, starts: Tensor, slots: Tensor, needed: Sequence[int]
+        self,
+        token_ids: Tensor,
+        starts: Tensor,
+        slots: Tensor,
+        needed: Sequence[int],
+        features: Features | None = None,
     ) -> Tensor:
         """Logits [N, V] of the first needed[b] tokens of each row, row after row."""
         places = zip(slots.tolist(), starts.tolist(), needed, strict=True)
         spans = [Span(slot, start, count) for slot, start, count in places if count]
         flat = [token for row, count in zip(token_ids.tolist(), needed, strict=True) for token in row[:count]]
-        return self.forward(flat, spans)
+        return self.forward(flat, spans, features)

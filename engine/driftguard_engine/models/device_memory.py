@@ -24,6 +24,7 @@ from driftguard_engine.kernels.layer_launches import AttentionScratch
 from driftguard_engine.kv_cache import SlotCache
 from driftguard_engine.models import directory as directories
 from driftguard_engine.models import llama_weights
+from driftguard_engine.models.eagle3_head import is_eagle3, layer_config
 from driftguard_engine.models.llama_weights import Heads
 from driftguard_engine.models.loading import Placement, longest
 
@@ -46,6 +47,7 @@ class ModelMemory:
     layers: int
     heads: Heads
     config: Any  # of transformers
+    fused: int = 0  # numbers of each position that an EAGLE-3 head keeps beside keys and values
 
     @classmethod
     def read(cls, field: str, name: str, dtype: torch.dtype) -> ModelMemory:
@@ -56,6 +58,9 @@ class ModelMemory:
                 with safe_open(path, "pt") as file:
                     for tensor in map(file.get_slice, file.keys()):
                         weights += math.prod(tensor.get_shape()) * _item_bytes(tensor.get_dtype(), dtype)
+            if is_eagle3(directory):
+                config = layer_config(directory, field=field)
+                return cls(field, weights, 1, _heads_of(config), config, config.hidden_size)
             config = AutoConfig.from_pretrained(str(directory), trust_remote_code=False)
             text = config.get_text_config()
             return cls(field, weights, text.num_hidden_layers, _heads_of(text), config)
@@ -67,7 +72,8 @@ class ModelMemory:
     def cache(self, placement: Placement) -> int:
         layer = SlotCache(placement.slots, self._room(placement), _META, placement.dtype)
         layer.add_layer(self.heads.keys, self.heads.dim, self.heads.dim)
-        return self.layers * (layer.keys[0].nbytes + layer.values[0].nbytes)
+        layer.add_layer(1, self.fused, 0)
+        return self.layers * (layer.keys[0].nbytes + layer.values[0].nbytes) + layer.keys[1].nbytes
 
     def step(self, placement: Placement, drafts: int) -> int:
         """Of a step with this many drafts in every slot: logits, and the scratch of attention."""
@@ -84,7 +90,8 @@ class ModelMemory:
 
     def _room(self, placement: Placement) -> int:
         """Positions of a slot."""
-        length = longest(self.config, placement)
+        # A head's slots are as long as the target's, however long it is trained for.
+        length = placement.max_length if self.fused else longest(self.config, placement)
         lean = placement.lean and llama_weights.supports(self.config, length)
         return length + placement.spare * lean
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from driftguard_engine.kv_cache import SlotCache, Span
-from driftguard_engine.models.base import DecodesBySpans
+from driftguard_engine.models.base import DecodesBySpans, Features
 
 ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention"})
 
@@ -85,25 +85,32 @@ class GenericModel(DecodesBySpans):
         self.max_length = max_length
         self._device = module.device
         self._store = SlotCache(slots, max_length, module.device, module.dtype)
-        layers = module.config.get_text_config().num_hidden_layers
-        self._layers = [SlotLayer(self._store, index) for index in range(layers)]
+        self.layers: int = module.config.get_text_config().num_hidden_layers
+        self.embedding: Tensor = module.get_input_embeddings().weight.detach()
+        self._layers = [SlotLayer(self._store, index) for index in range(self.layers)]
         self._cache = Cache(layers=[*self._layers])
         # One token now allocates all memory at the start, and not under traffic.
         self.dtype = self.forward([0], [Span(0, 0, 1)]).dtype
 
     @torch.inference_mode()
-    def forward(self, token_ids: Sequence[int], spans: Sequence[Span]) -> Tensor:
-        return torch.cat([self._run(ids, span) for ids, span in _split(token_ids, spans)])  # [N, V]
+    def forward(
+        self, token_ids: Sequence[int], spans: Sequence[Span], features: Features | None = None
+    ) -> Tensor:
+        return torch.cat([self._run(ids, span, features) for ids, span in _split(token_ids, spans)])  # [N, V]
 
     @torch.inference_mode()
-    def prefill(self, token_ids: Sequence[int], spans: Sequence[Span]) -> None:
+    def prefill(
+        self, token_ids: Sequence[int], spans: Sequence[Span], features: Features | None = None
+    ) -> None:
         for ids, span in _split(token_ids, spans):
-            self._run(ids, span, logits_to_keep=1)
+            self._run(ids, span, features, logits_to_keep=1)
 
     def copy(self, source: int, span: Span) -> None:
         self._store.copy(source, span)
 
-    def _run(self, token_ids: Sequence[int], span: Span, **options: Any) -> Tensor:
+    def _run(
+        self, token_ids: Sequence[int], span: Span, features: Features | None = None, **options: Any
+    ) -> Tensor:
         for layer in self._layers:
             layer.point_at(span)
         positions = torch.arange(span.start, span.end, device=self._device)
@@ -112,8 +119,12 @@ class GenericModel(DecodesBySpans):
             position_ids=positions[None],
             past_key_values=self._cache,
             use_cache=True,
+            output_hidden_states=features is not None,
             **options,
         )
+        if features is not None:
+            for index, hidden in enumerate(output.hidden_states[: self.layers]):
+                features.take(index, hidden[0])
         logits: Tensor = output.logits[0]
         return logits
 

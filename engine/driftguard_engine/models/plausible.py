@@ -17,9 +17,19 @@ FIXED_TOKENS = 4
 def check_weights(module: Any, directory: Path, *, field: str) -> None:
     """module: on its device, in the dtype it serves in, which may overflow where that of the file does not.
 
-    Raises InvalidModel: a tensor or the logits of fixed tokens are not finite, a weight is implausibly large,
-    or all tokens get the same logit.
+    Raises InvalidModel: as `check_parameters`; the logits of fixed tokens are not finite; or all tokens get
+    the same logit.
     """
+    check_parameters(module, directory, field=field)
+    logits = _logits(module)
+    if not bool(torch.isfinite(logits).all()):
+        raise _refused(f"the logits of fixed tokens are not finite in {logits.dtype}", directory, field)
+    if bool((logits == logits[..., :1]).all()):
+        raise _refused("every token gets the same logit", directory, field)
+
+
+def check_parameters(module: Any, directory: Path, *, field: str) -> None:
+    """Raises InvalidModel: a tensor is not finite, or a weight is implausibly large."""
     for name, tensor in module.named_parameters():
         least, most = (float(end) for end in torch.aminmax(tensor.detach()))
         if not (math.isfinite(least) and math.isfinite(most)):
@@ -27,11 +37,6 @@ def check_weights(module: Any, directory: Path, *, field: str) -> None:
         if max(-least, most) > LARGEST_WEIGHT:
             extreme = max(least, most, key=abs)
             raise _refused(f"{name} holds {extreme:g}, beyond {LARGEST_WEIGHT:g}", directory, field)
-    logits = _logits(module)
-    if not bool(torch.isfinite(logits).all()):
-        raise _refused(f"the logits of fixed tokens are not finite in {logits.dtype}", directory, field)
-    if bool((logits == logits[..., :1]).all()):
-        raise _refused("every token gets the same logit", directory, field)
 
 
 def _logits(module: Any) -> torch.Tensor:

@@ -134,8 +134,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_score(commands.add_parser("score", help="what a faithful engine would have accepted of requests"))
     _add_corpus(commands.add_parser("corpus", help="make a corpus of captured answers"))
     _add_evaluate_corpora(commands.add_parser("evaluate-corpora", help="score corpora on logged answers"))
-    make = commands.add_parser("make-models", help="make the bundled tokenizer, target and draft")
-    make.add_argument("--output", type=Path, required=True, help="directory for target/ and draft/")
+    make = commands.add_parser("make-models", help="make the bundled tokenizer, target, draft and head")
+    make.add_argument("--output", type=Path, required=True, help="directory that gets the models")
     make.add_argument("--seed", type=_whole(0), default=0)
     for command in commands.choices.values():
         command.add_argument("--threads", type=_whole(1), help="CPU threads (default: torch's choice)")

@@ -1,31 +1,35 @@
-"""Make the bundled tokenizer, target and draft from text that comes with Python and torch.
+"""Make the bundled tokenizer, target, draft and EAGLE-3 head from text that comes with Python and torch.
 
-The target learns every domain of the corpus; the draft is distilled from the target on two of them, so
-that traffic from the third is a real drift. An interrupted run is resumed by the next one. The same seed,
-text, thread count and processor give the same bytes.
+The target learns every domain of the corpus; the draft and the head are distilled from the target on two of
+them, so that traffic from the third is a real drift. An interrupted run is resumed by the next one. The same
+seed, text, thread count and processor give the same bytes.
 """
 
 from __future__ import annotations
 
 import argparse
 import shutil
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from driftguard_engine.models.eagle3_head import Eagle3Head
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from driftguard_training import corpus
 from driftguard_training.acceptance import distillation_loss
+from driftguard_training.eagle3 import frequent_tokens, head_loss, new_head, save_head
 from driftguard_training.model_directories import load_model, save_model
 from driftguard_training.pretraining import Schedule, train
+from driftguard_training.settings import Loss
 from driftguard_training.streams import TokenStreams, batch, continuations, token_streams
 from driftguard_training.tokenization import train_tokenizer
 
 _TARGET_SHARES = {"python": 0.38, "prose": 0.22, "headers": 0.40}
 _DRAFT_SHARES = {"python": 0.60, "prose": 0.40}
+_DISTILLATION_SHARES = {"python": 0.30, "prose": 0.20, "continuations": 0.50}
+MADE = ("target", "draft", "eagle3")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,17 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadShape:
+    """The EAGLE-3 head, as wide as the target. passes: drafts of a chain that it is trained for."""
+
+    features: tuple[int, ...] = (2, 5, 7)  # as speculators chooses them: 2, half of the layers, and 3 less
+    intermediate: int = 192
+    kv_heads: int = 2
+    vocabulary: int = 1024
+    passes: int = 3
+
+
+@dataclass(frozen=True, slots=True)
 class Recipe:
     """Everything that decides the bytes of the models, besides the seed and the text."""
 
@@ -46,10 +61,12 @@ class Recipe:
     context: int = 1024
     target: Shape = Shape(layers=10, hidden=192, intermediate=544)
     draft: Shape = Shape(layers=2, hidden=128, intermediate=320)
+    head: HeadShape = HeadShape()
     rows: int = 16
     length: int = 256
     target_steps: int = 900
     draft_steps: int = 900
+    head_steps: int = 400
     # The last tenth of the steps uses whole contexts: the output at untrained positions would be noise.
     long_share: float = 0.1
     # The draft must predict the target's own output, not only human text: half of its rows are these.
@@ -57,7 +74,8 @@ class Recipe:
 
 
 def make_models(output: Path, seed: int, recipe: Recipe = Recipe()) -> None:
-    """Write output/target and output/draft (bf16 safetensors, plain transformers directories)."""
+    """Write output/target and output/draft (bf16 safetensors, plain transformers directories), and
+    output/eagle3 (in the layout of speculators)."""
     work = output.with_name(f".{output.name}-work")
     texts = [text for name in corpus.domains() for text in corpus.documents(name, "train")]
     tokenizer = train_tokenizer(texts, recipe.vocabulary, recipe.context)
@@ -66,13 +84,18 @@ def make_models(output: Path, seed: int, recipe: Recipe = Recipe()) -> None:
         target = new_model(recipe.target, recipe, tokenizer, seed)
         train_target(target, streams, recipe, seed, work)
         _save(work / "target", target, tokenizer, recipe, seed, streams)
+    # The target is published in bf16, so the draft and the head learn from the rounded target.
+    rounded = load_model(work / "target", "target").model
+    told = _with_continuations(rounded, streams, recipe, seed)
     if not (work / "draft").exists():
-        # The target is published in bf16, so the draft learns from the rounded target.
-        rounded = load_model(work / "target", "target").model
         draft = new_model(recipe.draft, recipe, tokenizer, seed + 1)
-        train_draft(draft, rounded, streams, recipe, seed, work)
+        train_draft(draft, rounded, told, recipe, seed, work)
         _save(work / "draft", draft, tokenizer, recipe, seed, streams)
-    for name in ("target", "draft"):
+    if not (work / "eagle3").exists():
+        head, token_ids = new_eagle3_head(rounded, told, recipe, seed)
+        train_head(head, token_ids, rounded, told, recipe, seed, work)
+        save_head(work / "eagle3", head, token_ids, torch.bfloat16, _facts(recipe, seed, streams))
+    for name in MADE:
         shutil.rmtree(output / name, ignore_errors=True)
         shutil.copytree(work / name, output / name)
     shutil.rmtree(work)
@@ -126,15 +149,10 @@ def train_draft(
     work: Path,
 ) -> None:
     """Distil on text and on the target's own continuations of it: first with LK-hybrid, then with NLA."""
-    print(f"draft: the target continues {recipe.continuations} texts", flush=True)
-    spoken = continuations(target, streams, _DRAFT_SHARES, recipe.continuations, recipe.length, seed)
-    sources = {**streams, **spoken}
-    shares = {name: 0.5 * share for name, share in _DRAFT_SHARES.items()}
-    shares |= dict.fromkeys(spoken, 0.5 / len(spoken))
 
     def loss_at(step: int) -> tuple[torch.Tensor, dict[str, float]]:
         rows, length = _rows_and_length(recipe, step, recipe.draft_steps)
-        tokens = batch(sources, shares, rows, length, seed + 1, step)  # [rows, length]
+        tokens = batch(streams, _DISTILLATION_SHARES, rows, length, seed + 1, step)  # [rows, length]
         with torch.no_grad():
             p = torch.softmax(target(input_ids=tokens).logits.flatten(0, 1), dim=-1)  # [rows x length, V]
         logits = model(input_ids=tokens).logits.flatten(0, 1)  # [rows x length, V]
@@ -144,6 +162,58 @@ def train_draft(
 
     schedule = Schedule(recipe.draft_steps, learning_rate=4e-3, warmup_steps=min(100, recipe.draft_steps))
     train(model, loss_at, schedule, work / "draft.checkpoint", "draft")
+
+
+def new_eagle3_head(
+    target: PreTrainedModel, streams: TokenStreams, recipe: Recipe, seed: int
+) -> tuple[Eagle3Head, torch.Tensor]:
+    """A head of one layer like the target's own, and the tokens that it drafts: the most frequent ones."""
+    shape, config = recipe.head, target.config
+    read = [streams[name] for name in _DISTILLATION_SHARES]
+    token_ids = frequent_tokens(read, shape.vocabulary, config.vocab_size)
+    layer = LlamaConfig(
+        **config.to_diff_dict()
+        | {
+            "num_hidden_layers": 1,
+            "num_key_value_heads": shape.kv_heads,
+            "intermediate_size": shape.intermediate,
+            "tie_word_embeddings": False,
+        }
+    )
+    torch.manual_seed(seed + 2)
+    return new_head(target, shape.features, token_ids, layer), token_ids
+
+
+def train_head(
+    head: Eagle3Head,
+    token_ids: torch.Tensor,
+    target: PreTrainedModel,
+    streams: TokenStreams,
+    recipe: Recipe,
+    seed: int,
+    work: Path,
+) -> None:
+    """Distil as `train_draft`, in chains of drafts as they are drafted later."""
+
+    def loss_at(step: int) -> tuple[torch.Tensor, dict[str, float]]:
+        rows, length = _rows_and_length(recipe, step, recipe.head_steps)
+        tokens = batch(streams, _DISTILLATION_SHARES, rows, length, seed + 2, step)  # [rows, length]
+        kind: Loss = "lk-hybrid" if step < recipe.head_steps // 3 else "nla"
+        loss, accepted = head_loss(head, target, token_ids, tokens, recipe.head.passes, kind)
+        shown = {f"acceptance {place}": each for place, each in enumerate(accepted, 1)}
+        return loss, {"loss": loss.item(), **shown}
+
+    schedule = Schedule(recipe.head_steps, learning_rate=4e-3, warmup_steps=min(50, recipe.head_steps))
+    train(head, loss_at, schedule, work / "eagle3.checkpoint", "eagle3")
+
+
+def _with_continuations(
+    target: PreTrainedModel, streams: TokenStreams, recipe: Recipe, seed: int
+) -> TokenStreams:
+    """The streams, and the target's own continuations of them as one more."""
+    print(f"the target continues {recipe.continuations} texts", flush=True)
+    spoken = continuations(target, streams, _DRAFT_SHARES, recipe.continuations, recipe.length, seed)
+    return {**streams, **spoken}
 
 
 def _rows_and_length(recipe: Recipe, step: int, steps: int) -> tuple[int, int]:
@@ -158,20 +228,21 @@ def _save(
     tokenizer: PreTrainedTokenizerFast,
     recipe: Recipe,
     seed: int,
-    streams: Mapping[str, torch.Tensor],
+    streams: TokenStreams,
 ) -> None:
-    facts: dict[str, object] = {
-        "parent": None,
-        "seed": seed,
-        "recipe": asdict(recipe),
-        "tokens": {name: len(stream) for name, stream in streams.items()},
-    }
-    save_model(directory, model, tokenizer, torch.bfloat16, facts)
+    save_model(directory, model, tokenizer, torch.bfloat16, _facts(recipe, seed, streams))
+
+
+def _facts(recipe: Recipe, seed: int, streams: TokenStreams) -> dict[str, object]:
+    tokens = {name: len(stream) for name, stream in streams.items()}
+    return {"parent": None, "seed": seed, "recipe": asdict(recipe), "tokens": tokens}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, required=True, help="directory for target/ and draft/")
+    parser.add_argument(
+        "--output", type=Path, required=True, help="directory for target/, draft/ and eagle3/"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2, help="CPU threads")
     arguments = parser.parse_args()

@@ -110,7 +110,7 @@ def stale_draft_cache() -> Iterator[None]:
         drafter = sequence.draft.drafter
         if isinstance(drafter, DraftModelDrafter) and sequence.reused_prompt_tokens:
             other = [7 + (start + place) % 1_900 for place in range(count)]
-            drafter.prefill(other, [Span(sequence.slot, start, count)])
+            drafter.prefill(other, [Span(sequence.slot, start, count)], None)
 
     def reuse_stale(engine: Engine, reused: ReusedPrefix) -> None:
         reuse(engine, reused)

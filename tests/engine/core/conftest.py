@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -10,7 +11,8 @@ from driftguard_engine.config import EngineConfig
 from driftguard_engine.decode import placement
 from driftguard_engine.engine import Engine
 
-from tests.engine.core.tiny import save
+from tests.engine.core.eagle3_heads import save_distilled_head
+from tests.engine.core.tiny import request, save, tokens
 
 
 @pytest.fixture(scope="session")
@@ -24,11 +26,28 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def new_engine(models: Path) -> Callable[..., Engine]:
+def head_of(models: Path) -> Callable[[str], str]:
+    """The directory of an EAGLE-3 head for the model of this kind, which drafts some of its text right."""
+
+    @cache
+    def make(kind: str) -> str:
+        plain = Engine(EngineConfig(str(models / kind), drafter="none"))
+        prompts = [(5, 6, 7), (7,), (1, 2, 3, 4) * 5, tuple(range(30, 60))]
+        done = tokens(plain, *(request(str(index), prompt, 50) for index, prompt in enumerate(prompts)))
+        texts = [(*prompt, *done[str(index)]) for index, prompt in enumerate(prompts)]
+        return save_distilled_head(models / f"{kind}_head", models / kind, texts)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def new_engine(models: Path, head_of: Callable[[str], str]) -> Callable[..., Engine]:
     """ahead: steps are padded and run one ahead of the host, as on a GPU."""
 
     def make(kind: str = "llama", *, ahead: bool = False, **changes: Any) -> Engine:
         target, draft = str(models / kind), str(models / f"{kind}_draft")
+        if changes.get("drafter") == "eagle3" and "draft" not in changes:
+            draft = head_of(kind)
         settings: dict[str, Any] = {
             "target": target,
             "draft": draft,

@@ -53,13 +53,13 @@ def together(engine: Engine, requests: list[Request], seed: int) -> dict[str, tu
     return {name: each.output_token_ids for name, each in finished(outputs + drain(engine)).items()}
 
 
-@pytest.mark.parametrize("drafter", ["draft_model", "ngram", "suffix"])
+@pytest.mark.parametrize("drafter", ["draft_model", "eagle3", "ngram", "suffix"])
 @pytest.mark.parametrize(("kind", "path"), PATHS)
 def test_output_does_not_depend_on_the_batch(
     new_engine: Callable[..., Engine], models: Path, tmp_path: Path, kind: str, path: str, drafter: str
 ) -> None:
     requests = varied_requests(14)
-    draft = {}
+    draft: dict[str, str] = {}
     if drafter == "suffix":
         answers = tokens(new_engine(kind, model_path=path), *requests[:5]).values()
         draft = {"draft": save_corpus(tmp_path / "corpus", str(models / kind), list(answers))}

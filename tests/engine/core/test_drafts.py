@@ -18,6 +18,7 @@ from driftguard_engine.drafters.loaded import NO_DRAFT
 from driftguard_engine.engine import Engine
 
 from tests.engine.core.corpora import save_corpus
+from tests.engine.core.eagle3_heads import load_target, save_random_head
 from tests.engine.core.tiny import drain, finished, request, save, serve, tokens
 
 
@@ -151,14 +152,51 @@ def test_a_corpus_is_replaced_under_traffic_and_serves_after_a_restart(
     assert serve(restarted, request())["r"].draft == first
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_head_is_put_into_service_under_traffic_and_serves_after_a_restart(
+    new_engine: Callable[..., Engine],
+    head_of: Callable[[str], str],
+    models: Path,
+    tmp_path: Path,
+    ahead: bool,
+) -> None:
+    """In place of a draft model, in place of another head that reads other layers, and back."""
+    other = save_random_head(tmp_path / "other", load_target(models / "llama"), range(257), (1,))
+    answer = tokens(new_engine(), request("r", max_tokens=40))["r"]
+    engine = new_engine(ahead=ahead, state_dir=tmp_path / "state")
+    first, outputs = engine.draft, list[Any]()
+    infos = [first, *(engine.load_draft(directory) for directory in (head_of("llama"), other))]
+    assert [info.method for info in infos] == ["draft_model", "eagle3", "eagle3"]
+    for turn, info in enumerate([infos[1], infos[2], first, infos[1]]):
+        engine.load_draft(str(info.directory), info.version)  # it may have left with its last request
+        engine.swap_draft(info.version)
+        engine.submit(request(f"{turn}", max_tokens=40))
+        outputs += engine.step()
+        outputs += engine.step()
+    done = finished(outputs + drain(engine))
+    assert [done[f"{turn}"].draft for turn in range(4)] == [infos[1], infos[2], first, infos[1]]
+    assert {each.output_token_ids for each in done.values()} == {answer}
+    assert (
+        done["3"].counts == done["0"].counts == serve(engine, request("alone", max_tokens=40))["alone"].counts
+    )
+    assert done["0"].counts.accepted > 0
+    assert new_engine(state_dir=tmp_path / "state").draft == infos[1]
+
+
 def test_the_drafter_and_its_draft_are_of_one_kind(
-    new_engine: Callable[..., Engine], models: Path, tmp_path: Path
+    new_engine: Callable[..., Engine], models: Path, head_of: Callable[[str], str], tmp_path: Path
 ) -> None:
     corpus = save_corpus(tmp_path / "corpus", str(models / "llama"), [(1, 2)])
-    with pytest.raises(InvalidModel, match="is a corpus, which --drafter suffix needs"):
+    with pytest.raises(InvalidModel, match="is a corpus, for --drafter suffix; --drafter draft_model"):
         new_engine(draft=corpus)
-    with pytest.raises(InvalidModel, match="is no corpus"):
+    with pytest.raises(
+        InvalidModel, match="is a draft model, for --drafter draft_model; --drafter suffix takes a corpus"
+    ):
         new_engine(drafter="suffix")
+    with pytest.raises(InvalidModel, match="is an EAGLE-3 head, for --drafter eagle3; --drafter draft_model"):
+        new_engine(draft=head_of("llama"))
+    with pytest.raises(InvalidModel, match="is a draft model, for --drafter draft_model; --drafter eagle3"):
+        new_engine(drafter="eagle3", draft=str(models / "llama_draft"))
 
 
 def test_the_promoted_draft_serves_after_a_restart(

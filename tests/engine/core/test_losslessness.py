@@ -14,9 +14,12 @@ import torch
 from driftguard_engine.config import EngineConfig
 from driftguard_engine.engine import Engine
 from driftguard_engine.kernels.reference import verify as reference
+from driftguard_engine.kernels.reference.sampling import EVERY
+from driftguard_engine.speculation import ReferenceVerification
 from scipy import stats
 
 from tests.engine.core.corpora import save_corpus
+from tests.engine.core.eagle3_heads import load_target, save_random_head
 from tests.engine.core.tiny import letter_tokenizer, new_module, plain_greedy, request, save, serve
 
 pytestmark = pytest.mark.slow
@@ -25,7 +28,7 @@ LETTERS = 6
 PROMPT = (1, 2, 3, 1, 2)
 
 
-@pytest.mark.parametrize("drafter", ["draft_model", "ngram", "suffix"])
+@pytest.mark.parametrize("drafter", ["draft_model", "eagle3", "ngram", "suffix"])
 @pytest.mark.parametrize(
     ("kind", "path", "verification"),
     [
@@ -45,7 +48,7 @@ def test_greedy_output_is_plain_greedy_decoding(
     verification: str,
     drafter: str,
 ) -> None:
-    draft = {}
+    draft: dict[str, str] = {}
     if drafter == "suffix":  # of the very answer, with an error in the middle
         answer = plain_greedy(kind, (1, 2, 3, 4) * 5, 40)
         documents = [(*answer[:15], 99, *answer[16:])]
@@ -120,6 +123,9 @@ def letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, noise in (("target", 0.0), ("draft", 0.1)):
         save(root / name, seed=5, noise=noise, tokenizer=letter_tokenizer(LETTERS), num_hidden_layers=1)
     save_corpus(root / "corpus", str(root / "target"), [(1, 2, 3, 4, 5, 0, 2), (1, 2, 5, 3), (2, 4, 4, 1)])
+    target = load_target(root / "target")
+    save_random_head(root / "head", target, range(LETTERS), (0,))
+    save_random_head(root / "pruned_head", target, [0, 2, 3, 5], (0,))
     return root
 
 
@@ -135,8 +141,11 @@ def letter_engine(letters: Path, drafter: str, verification: str = "token") -> E
     return Engine(
         EngineConfig(
             target=str(letters / "target"),
-            draft=str(letters / ("corpus" if drafter == "suffix" else "draft")),
-            drafter=drafter,  # type: ignore[arg-type]
+            draft=str(
+                letters
+                / {"suffix": "corpus", "eagle3": "head", "pruned": "pruned_head"}.get(drafter, "draft")
+            ),
+            drafter="eagle3" if drafter == "pruned" else drafter,  # type: ignore[arg-type]
             verification=verification,  # type: ignore[arg-type]
             max_batch=256,
             max_length=32,
@@ -148,7 +157,7 @@ def letter_engine(letters: Path, drafter: str, verification: str = "token") -> E
 
 
 @pytest.mark.parametrize("verification", ["token", "block"])
-@pytest.mark.parametrize("drafter", ["draft_model", "ngram", "suffix"])
+@pytest.mark.parametrize("drafter", ["draft_model", "eagle3", "pruned", "ngram", "suffix"])
 @pytest.mark.parametrize(("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (1.6, 4, 1.0), (1.3, 0, 0.85)])
 def test_sampled_output_has_the_targets_law(
     letters: Path, drafter: str, temperature: float, top_k: int, top_p: float, verification: str
@@ -159,12 +168,71 @@ def test_sampled_output_has_the_targets_law(
     assert p_value(observed, exact_distribution(module, temperature, top_k, top_p)) > 1e-3
 
 
-def test_the_law_is_missed_when_drafts_are_no_draws_from_the_laws_that_are_kept(
-    letters: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def drawn_from_another_law(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reference, "draw_drafts", lambda logits, *_: logits.argmax(-1))
+
+
+def q_taken_after_the_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The drawn token then counts as likelier than it was when it was drawn."""
+    draw = ReferenceVerification.draw
+
+    def draw_and_raise(self: ReferenceVerification, step: int) -> None:
+        draw(self, step)
+        tokens = self.draft_tokens[:, step : step + 1].clamp(min=0)
+        logits = self.draft_logits[:, step].scatter_add(1, tokens, torch.ones(len(tokens), 1))
+        self.draft_logits[:, step] = logits
+        given = reference.draft_distributions(logits[:, np.newaxis].numpy(), self._sampling)
+        self._distributions.put(EVERY, slice(step, step + 1), given)
+
+    monkeypatch.setattr(ReferenceVerification, "draw", draw_and_raise)
+
+
+def q_of_tokens_that_the_map_cannot_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are never drawn, but have a part of q that is verified by."""
+    draw = ReferenceVerification.draw
+
+    def draw_and_fill(self: ReferenceVerification, step: int) -> None:
+        draw(self, step)
+        logits = self.draft_logits[:, step].clamp(min=0)
+        self.draft_logits[:, step] = logits
+        given = reference.draft_distributions(logits[:, np.newaxis].numpy(), self._sampling)
+        self._distributions.put(EVERY, slice(step, step + 1), given)
+
+    monkeypatch.setattr(ReferenceVerification, "draw", draw_and_fill)
+
+
+def cut_by_the_confidence_of_drawn_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chain ends before the first token that was drawn with a probability below a third."""
+    draw = ReferenceVerification.draw
+
+    def draw_and_cut(self: ReferenceVerification, step: int) -> None:
+        draw(self, step)
+        tokens = self.draft_tokens[:, step : step + 1]
+        q = self.draft_logits[:, step].softmax(-1).gather(1, tokens.clamp(min=0))
+        tokens[q < 1 / 3] = -1
+
+    monkeypatch.setattr(ReferenceVerification, "draw", draw_and_cut)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "plant"),
+    [
+        ("draft_model", drawn_from_another_law),
+        ("eagle3", drawn_from_another_law),
+        ("eagle3", q_taken_after_the_draw),
+        ("eagle3", cut_by_the_confidence_of_drawn_tokens),
+        ("pruned", q_of_tokens_that_the_map_cannot_reach),
+    ],
+)
+def test_the_law_is_missed_with_a_mistake_in_how_drafts_are_drawn(
+    letters: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    drafter: str,
+    plant: Callable[[pytest.MonkeyPatch], None],
+) -> None:
+    plant(monkeypatch)
     module = new_module("llama", seed=5, vocabulary=LETTERS, num_hidden_layers=1)
-    observed = first_three(letter_engine(letters, "draft_model"), 3000, temperature=1.0)
+    observed = first_three(letter_engine(letters, drafter), 3000, temperature=1.0)
     assert p_value(observed, exact_distribution(module, 1.0, 0, 1.0)) < 1e-6
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 from driftguard_engine.options import (
+    BUNDLED,
     DeviceName,
+    DrafterName,
     DtypeName,
     LimitOptions,
     ModelOptions,
@@ -36,3 +38,17 @@ def test_drafts_are_verified_token_by_token_unless_blocks_are_asked_for() -> Non
 
     assert verified(ModelOptions()) == "token"
     assert verified(ModelOptions(verification=VerificationName.BLOCK)) == "block"
+
+
+@pytest.mark.parametrize(
+    ("drafter", "draft"),
+    [
+        (None, "draft"),
+        (DrafterName.DRAFT_MODEL, "draft"),
+        (DrafterName.EAGLE3, "eagle3"),
+        (DrafterName.SUFFIX, None),
+    ],
+)
+def test_the_bundled_target_has_a_draft_of_each_kind(drafter: DrafterName | None, draft: str | None) -> None:
+    found = engine_config(ModelOptions(drafter=drafter), LimitOptions(), ServerOptions()).draft
+    assert found == (None if draft is None else str(BUNDLED / draft))

@@ -69,6 +69,9 @@ def serve_at_random(engine: Engine, requests: list[Request]) -> dict[str, Finish
     [
         ("llama", {"drafter": "draft_model"}),
         ("llama", {"drafter": "draft_model", "ahead": True}),
+        ("llama", {"drafter": "eagle3"}),
+        ("llama", {"drafter": "eagle3", "ahead": True}),
+        ("gpt2", {"drafter": "eagle3"}),
         ("llama", {"drafter": "ngram", "ahead": True}),
         ("odd_llama", {"drafter": "none"}),
         ("gpt2", {"drafter": "draft_model"}),
@@ -227,9 +230,9 @@ def test_nothing_is_reused_of_a_step_that_failed(
 
 
 def failing_at(position: int, prefill: Callable[..., None]) -> Callable[..., None]:
-    def fail(token_ids: list[int], spans: list[Span]) -> None:
+    def fail(token_ids: list[int], spans: list[Span], *features: Any) -> None:
         if spans[0].start == position:
             raise torch.OutOfMemoryError("no memory left")
-        prefill(token_ids, spans)
+        prefill(token_ids, spans, *features)
 
     return fail

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from driftguard_engine.core import EngineBusy, InvalidModel, InvalidRequest
 from driftguard_engine.engine import Engine
 from safetensors.torch import load_file, save_file
 
+from tests.engine.core.eagle3_heads import load_target, save_random_head
 from tests.engine.core.tiny import CONTEXT, letter_tokenizer, request, save, serve
 from tests.engine.server.tiny_models import byte_tokenizer
 
@@ -157,6 +159,119 @@ def test_other_special_tokens_are_refused(engine: Engine, tmp_path: Path) -> Non
     assert "eos_token_id" in message
 
 
+@pytest.fixture
+def head(models: Path, tmp_path: Path) -> Path:
+    """With all optional parts: a pruned vocabulary, an embedding of its own, a norm before fc."""
+    target = load_target(models / "llama")
+    save_random_head(tmp_path / "head", target, range(0, 257, 2), (0, 1), embeds=True, norm_before_fc=True)
+    (tmp_path / "head" / "SHA256SUMS").unlink()
+    return tmp_path / "head"
+
+
+def change(head: Path, **tensors: torch.Tensor | None) -> None:
+    """Names with - for a dot. None: without this one."""
+    file = head / "model.safetensors"
+    given = {name.replace("-", "."): each for name, each in tensors.items()}
+    kept = {name: each for name, each in (load_file(file) | given).items() if each is not None}
+    save_file(kept, file, metadata={"format": "pt"})
+
+
+def configure(head: Path, layer: dict[str, Any] | None = None, **changes: Any) -> None:
+    told = json.loads((head / "config.json").read_text())
+    told["transformer_layer_config"] |= layer or {}
+    (head / "config.json").write_text(json.dumps(told | changes))
+
+
+SMALL = torch.zeros(8, 8)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "reason"),
+    [
+        ({"fc-weight": None}, "fc.weight is missing"),
+        ({"layers-0-hidden_norm-weight": None}, "layers.0.hidden_norm.weight is missing"),
+        ({"lm_head-weight": None}, "lm_head.weight is missing"),
+        ({"input_norm-weight": None}, "input_norm.weight is missing"),
+        (
+            {"fc-weight": torch.zeros(32, 96)},
+            "fc.weight is [32, 96], needed is [32, 64] for a target of hidden size 32",
+        ),
+        (
+            {"layers-0-self_attn-q_proj-weight": torch.zeros(32, 32)},
+            "layers.0.self_attn.q_proj.weight is [32, 32], needed is [32, 64]",
+        ),
+        (
+            {"embed_tokens-weight": torch.zeros(256, 32)},
+            "embed_tokens.weight is [256, 32], needed is [257, 32]",
+        ),
+        ({"norm-weight": torch.full((32,), math.nan)}, "norm.weight is not finite"),
+        ({"mask_hidden": SMALL}, "mask_hidden is no part of an EAGLE-3 head"),
+        ({"d2t": None}, "d2t is missing, and draft_vocab_size is 129, not the target's 257"),
+        ({"d2t": torch.zeros(128, dtype=torch.int64)}, "d2t is [128], draft_vocab_size is 129"),
+        ({"d2t": torch.arange(129) * 2}, "d2t maps id 86 to 258, beyond the target's 0 to 256"),
+        ({"d2t": -torch.arange(1, 130)}, "d2t maps id 0 to -1, beyond the target's 0 to 256"),
+        ({"d2t": -torch.arange(129)}, "d2t maps two ids to one token"),
+        ({"t2d": torch.zeros(257, dtype=torch.bool)}, "t2d names other tokens than d2t"),
+    ],
+    ids=lambda given: next(iter(given)) if isinstance(given, dict) else "",
+)
+def test_a_head_whose_weights_do_not_fit_is_refused_by_the_name_of_the_tensor(
+    engine: Engine, head: Path, tensors: dict[str, torch.Tensor | None], reason: str
+) -> None:
+    change(head, **tensors)
+    told = refused(engine, head)
+    assert reason in told
+    assert str(head) in told
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (
+            {"eagle_aux_hidden_state_layer_ids": [0, 2]},
+            "eagle_aux_hidden_state_layer_ids: 2 is not between 0 and 1",
+        ),
+        ({"eagle_aux_hidden_state_layer_ids": [0, "1"]}, "eagle_aux_hidden_state_layer_ids: '1' is not"),
+        ({"eagle_aux_hidden_state_layer_ids": 3}, "eagle_aux_hidden_state_layer_ids: 3 is no list of layers"),
+        (
+            {"eagle_aux_hidden_state_layer_ids": None},
+            "eagle_aux_hidden_state_layer_ids: 2 is not between 0 and 1",
+        ),
+        ({"draft_vocab_size": 258}, "draft_vocab_size: 258 is not between 1 and 257"),
+        ({"draft_vocab_size": None}, "draft_vocab_size: None is not"),
+        ({"transformer_layer_config": 5}, "transformer_layer_config cannot be used"),
+        ({"layer": {"model_type": "gpt2"}}, "a layer of 'gpt2' with these settings is not computed"),
+        ({"layer": {"hidden_act": "gelu"}}, "a layer of 'llama' with these settings is not computed"),
+        ({"layer": {"num_hidden_layers": 2}}, "transformer_layer_config.num_hidden_layers: 2, only 1 is"),
+        ({"layer": {"vocab_size": 300}}, "transformer_layer_config.vocab_size: 300, the target's is 257"),
+        ({"layer": {"hidden_size": 64}}, "embed_tokens.weight is [257, 32], needed is [257, 64]"),
+    ],
+    ids=str,
+)
+def test_a_head_whose_configuration_does_not_fit_is_refused_by_the_name_of_the_setting(
+    engine: Engine, head: Path, changes: dict[str, Any], reason: str
+) -> None:
+    configure(head, **changes)
+    assert reason in refused(engine, head)
+
+
+def test_a_head_of_another_width_needs_an_embedding_of_its_own(engine: Engine, head: Path) -> None:
+    change(head, **{"embed_tokens-weight": None})
+    engine.load_draft(str(head), "shares the target's")
+    configure(head, layer={"hidden_size": 64})
+    assert "embed_tokens.weight is missing, and the target's is of size 32, not 64" in refused(engine, head)
+
+
+def test_a_head_that_is_cut_short_or_changed_is_refused(engine: Engine, head: Path) -> None:
+    seal(head)
+    engine.load_draft(str(head), "sealed head")
+    weights = head / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    assert f"{weights} was changed or is damaged" in refused(engine, head)
+    (head / "SHA256SUMS").unlink()
+    assert "the weights cannot be read" in refused(engine, head)
+
+
 def test_a_directory_without_tokenizer_is_refused(engine: Engine, good: Path) -> None:
     for path in good.glob("tokenizer*"):
         path.unlink()
@@ -237,6 +352,7 @@ def test_a_full_queue_and_a_doubled_id_are_refused_and_lose_nothing(engine: Engi
         ("device", {"device": "tpu"}),
         ("drafter", {"drafter": "medusa"}),
         ("draft", {"draft": None}),
+        ("draft", {"drafter": "eagle3", "draft": None}),
         ("threads", {"threads": 0}),
     ],
 )

@@ -9,12 +9,15 @@ from driftguard_engine.decode.slots import SlotTable
 from driftguard_engine.decode.step import Shape, Step
 from driftguard_engine.drafters.base import Drafter
 from driftguard_engine.drafters.draft_model import DraftModelDrafter
+from driftguard_engine.drafters.eagle3 import Eagle3Drafter
 from driftguard_engine.drafters.ngram import NgramDrafter
 from driftguard_engine.kernels.cuda.launcher import Launcher
 from driftguard_engine.models.base import TokenModel
+from driftguard_engine.models.eagle3 import Eagle3Model
 from driftguard_engine.models.generic import GenericModel
 from driftguard_engine.models.llama import LlamaModel
 
+from tests.engine.core.eagle3_heads import random_head
 from tests.engine.core.tiny import new_module
 from tests.engine.kernels.emulated import Emulated
 from tests.engine.simt.emulator import Module
@@ -39,7 +42,14 @@ def sequences(drafter: str, launcher: Launcher | None, path: str) -> list[list[i
     draft: TokenModel = LlamaModel(disturbed, 4, LENGTH, launcher=launcher)
     if path == "generic":
         target, draft = (GenericModel(each, 4, LENGTH) for each in (module, disturbed))
-    drafters: dict[str, Drafter] = {"draft_model": DraftModelDrafter(draft), "ngram": NgramDrafter(1, 3)}
+    embedding = module.model.embed_tokens.weight.detach()
+    every = torch.arange(VOCABULARY)
+    head = Eagle3Model(random_head(module, VOCABULARY, (0, 1)), every, embedding, VOCABULARY, 4, LENGTH)
+    drafters: dict[str, Drafter] = {
+        "draft_model": DraftModelDrafter(draft),
+        "eagle3": Eagle3Drafter(head),
+        "ngram": NgramDrafter(1, 3),
+    }
     table = SlotTable(3, LENGTH, {0}, CPU)
     step = Step(target, table, drafters[drafter], SHAPE, launcher)
     slots = [2, 0, 1]
@@ -51,6 +61,6 @@ def sequences(drafter: str, launcher: Launcher | None, path: str) -> list[list[i
 
 
 @pytest.mark.parametrize("path", ["lean", "generic"])
-@pytest.mark.parametrize("drafter", ["draft_model", "ngram"])
+@pytest.mark.parametrize("drafter", ["draft_model", "eagle3", "ngram"])
 def test_steps_by_kernels_are_those_of_the_reference(module: Module, drafter: str, path: str) -> None:
     assert sequences(drafter, Emulated(module, seed=3), path) == sequences(drafter, None, path)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from driftguard_engine.kv_cache import Span
-from driftguard_engine.models.base import TokenModel
+from driftguard_engine.models.base import Features, TokenModel
 from driftguard_engine.models.generic import GenericModel
 from driftguard_engine.models.generic import supports as generic_supports
 from driftguard_engine.models.llama import LlamaModel
@@ -105,6 +106,53 @@ def test_the_lean_path_on_tensors_gives_the_logits_of_transformers(
 def test_the_generic_path_gives_the_logits_of_transformers(kind: str) -> None:
     module = new_module(kind, seed=1, vocabulary=VOCABULARY)
     torch.testing.assert_close(in_pieces(GenericModel(module, 3, 64)), expected(module), rtol=1e-4, atol=1e-4)
+
+
+def features_in_pieces(model: TokenModel, layers: tuple[int, ...]) -> torch.Tensor:
+    """Of the whole SEQUENCE, read and decoded beside another one."""
+    ids, found = SEQUENCE[0].tolist(), []
+
+    def read(part: slice, call: Callable[[Features], object]) -> None:
+        features = Features(layers)
+        call(features)
+        found.append(features.of(layers)[part])
+
+    read(
+        slice(9, 25),
+        lambda taken: model.prefill([*ids[:9], *ids[:16]], [Span(2, 0, 9), Span(1, 0, 16)], taken),
+    )
+    fed, starts = torch.tensor([[*ids[9:12], 0], ids[16:20]]), torch.tensor([9, 16])
+    read(slice(3, 7), lambda taken: model.decode(fed, starts, torch.tensor([2, 1]), [3, 4], taken))
+    read(slice(None), lambda taken: model.forward(ids[20:], [Span(1, 20, 20)], taken))
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"), [("llama", "lean"), ("odd_llama", "lean"), ("qwen3", "lean"), ("gpt2", "generic")]
+)
+def test_features_are_the_hidden_states_of_transformers(kind: str, path: str) -> None:
+    module = new_module(kind, seed=1, vocabulary=VOCABULARY)
+    model: TokenModel = LlamaModel(module, 3, 64) if path == "lean" else GenericModel(module, 3, 64)
+    with torch.inference_mode():
+        states = module(SEQUENCE, output_hidden_states=True).hidden_states
+    known = torch.cat([states[layer][0] for layer in (1, 0)], -1)
+    torch.testing.assert_close(features_in_pieces(model, (1, 0)), known, rtol=1e-4, atol=1e-4)
+
+
+def test_features_of_tensors_are_the_hidden_states_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where the rows are computed whole."""
+    monkeypatch.setattr(LlamaModel, "_reads_on_host", lambda *_: False)
+    module = new_module("llama", seed=1, vocabulary=VOCABULARY)
+    model, features, ids = LlamaModel(module, 2, 64), Features((1, 0)), SEQUENCE[0].tolist()
+    model.prefill(ids[:30], [Span(1, 0, 30)])
+    model.decode(
+        torch.tensor([ids[:10], ids[30:]]), torch.tensor([0, 30]), torch.tensor([0, 1]), None, features
+    )
+    with torch.inference_mode():
+        states = module(SEQUENCE, output_hidden_states=True).hidden_states
+    known = torch.cat([states[layer][0] for layer in (1, 0)], -1)
+    expected = torch.cat([known[:10], known[30:]])
+    torch.testing.assert_close(features.of((1, 0)), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_sliding_window_shorter_than_the_context_is_left_to_the_generic_path() -> None:

@@ -80,7 +80,10 @@ def test_what_the_engine_refuses_names_the_field(real_client: httpx.Client) -> N
         assert response.json()["error"]["message"].startswith(f"{param}: ")
 
 
-def test_a_draft_is_swapped_under_traffic_without_a_failed_request(models: Path, real_engine: Engine) -> None:
+@pytest.mark.parametrize(("directory", "method"), [("good", "draft_model"), ("head", "eagle3")])
+def test_a_draft_is_swapped_under_traffic_without_a_failed_request(
+    models: Path, real_engine: Engine, directory: str, method: str
+) -> None:
     stop = Event()
 
     def keep_asking(base: httpx.URL, stream: bool) -> list[int]:
@@ -100,13 +103,14 @@ def test_a_draft_is_swapped_under_traffic_without_a_failed_request(models: Path,
             before = client.get("/admin/info").json()["draft"]
             wait_until(lambda: len(receiver.stored()) >= 5, "traffic flows on the first draft")
             loaded = client.post(
-                "/admin/drafts", json={"directory": str(models / "good"), "version": "better"}
+                "/admin/drafts", json={"directory": str(models / directory), "version": "better"}
             )
             assert loaded.status_code == 201
             assert client.get("/admin/info").json()["draft"] == before
             swapped = client.post("/admin/drafts/better/activate")
             assert swapped.json()["version"] == "better"
             assert client.get("/admin/info").json()["draft"] == swapped.json()
+            assert swapped.json()["method"] == method
             wait_until(
                 lambda: sum(line["draft_version"] == "better" for line in receiver.stored()) >= 5,
                 "traffic flows on the second draft",
@@ -125,8 +129,9 @@ def test_a_draft_is_swapped_under_traffic_without_a_failed_request(models: Path,
         for version in (before["version"], "better")
         if (of := [line for line in lines if line["draft_version"] == version])
     }
-    assert rates["better"] == 1.0  # this draft is the target itself
+    assert (rates["better"] == 1.0) == (directory == "good")  # this draft is the target itself
     assert rates[before["version"]] < 0.9
+    assert {line["method"] for line in lines if line["draft_version"] == "better"} == {method}
     assert {line["draft_version"] for line in lines} == set(rates)
     for batch in receiver.batches:
         for line in batch.lines:
