@@ -12,6 +12,7 @@ from uuid import UUID
 import msgspec
 import procrastinate
 import pytest
+from driftguard_training.drafts.kinds import load_draft
 from driftguard_training.model_directories import load_model, model_version
 from driftguard_training.serving import score_batch
 from driftguard_training.traffic import ServedRequest
@@ -114,9 +115,9 @@ def serve(
 
 
 def accounted(models: Models, requests: list[tuple[list[int], list[int]]]) -> list[tuple[float, float]]:
-    loaded = load_model(models.target, "target"), load_model(models.draft, "draft")
+    target = load_model(models.target, "target")
     asked = [ServedRequest("", prompt, output, 1.0, K) for prompt, output in requests]
-    scored = [one.rejection for one in score_batch(*loaded, asked)]
+    scored = [one.rejection for one in score_batch(target, load_draft(models.draft, target), asked)]
     return [(one.drafted, one.accepted_of_answer) for one in scored]
 
 

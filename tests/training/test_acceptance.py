@@ -6,6 +6,7 @@ import pytest
 import torch
 from driftguard_training.acceptance import distillation_loss, distribution
 from driftguard_training.evaluate import evaluate
+from driftguard_training.drafts.kinds import load_draft
 from driftguard_training.model_directories import load_model
 from driftguard_training.serving import Expected, score_batch
 from driftguard_training.settings import AcceptanceRule, EvaluateSettings
@@ -44,7 +45,8 @@ def _counts(
         ServedRequest(one.segment, one.prompt_token_ids, one.output_token_ids, temperature, 3)
         for one in requests
     ]
-    scores = score_batch(load_model(target, "target"), load_model(Path(draft), "draft"), served)
+    loaded = load_model(target, "target")
+    scores = score_batch(loaded, load_draft(Path(draft), loaded), served)
     return [getattr(score, rule) for score in scores]
 
 

@@ -28,7 +28,7 @@ def test_each_pass_gives_the_logits_of_a_chain_of_drafts(directories: tuple[Path
     head, token_ids = read_head(directories[1], 2, embedding, 257, field="draft")
     with torch.inference_mode():
         states = target(torch.tensor([TEXT]), output_hidden_states=True).hidden_states
-        passes = chains(head, torch.cat(states[:2], -1), embedding[torch.tensor([TEXT])], 3)
+        passes = list(chains(head, torch.cat(states[:2], -1), embedding[torch.tensor([TEXT])], 3))
     for place in range(len(TEXT) - 4):
         expected = reference.logits(
             TEXT[: place + 2], TEXT[place + 2 : place + 5]
@@ -47,7 +47,8 @@ def test_acceptance_counts_what_the_target_gives_to_tokens_that_the_head_has_not
     _, accepted = head_loss(head, target, token_ids, torch.tensor([TEXT]), 2, "nla")
     with torch.inference_mode():
         told = target(torch.tensor([TEXT]), output_hidden_states=True)
-        logits = chains(head, torch.cat(told.hidden_states[:2], -1), embedding[torch.tensor([TEXT])], 1)[0]
+        passes = chains(head, torch.cat(told.hidden_states[:2], -1), embedding[torch.tensor([TEXT])], 1)
+        (logits,) = passes
     q = torch.zeros(len(TEXT) - 1, 257).index_copy_(1, token_ids, logits[0].softmax(-1))
     p = told.logits[0, 1:].softmax(-1)
     assert accepted[0] == pytest.approx(torch.minimum(p, q).sum(-1).mean().item(), rel=1e-4)

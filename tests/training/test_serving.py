@@ -18,17 +18,20 @@ import torch
 from driftguard_engine.config import EngineConfig
 from driftguard_engine.core import FinishedRequest, Request, SamplingParams
 from driftguard_engine.engine import Engine
+from driftguard_engine.models.eagle3_head import is_eagle3
 from driftguard_training.acceptance import distribution
 from driftguard_training.corpus import prompts
+from driftguard_training.drafts.kinds import load_draft
 from driftguard_training.errors import BadTraffic
 from driftguard_training.evaluate import evaluate
 from driftguard_training.model_directories import load_model
-from driftguard_training.serving import Expected, Score, score_answer, score_batch, walk
+from driftguard_training.serving import DraftedAnswer, Expected, Score, score_batch, walk
 from driftguard_training.settings import EvaluateSettings
 from driftguard_training.traffic import ServedRequest, read_served
 
 from tests.benchmarks.diagnosis.engine_figures import BUNDLED, changed, rounded
 
+KINDS = ("draft", "eagle3")
 V, END, K, LONGEST = 3, 0, 2, 4  # the last: tokens of an answer
 Answer = tuple[int, ...]
 Rule = Literal["rejection", "match"]
@@ -134,7 +137,9 @@ def scored(
     logits = [torch.stack([of(answer[:place]) for place in range(len(answer))]) for of in (target, draft)]
     k = None if drafting_steps else K
     request = ServedRequest("", [1], list(answer), temperature, k, list(drafting_steps))
-    return score_answer(request, logits[0], logits[1], () if is_cut else (END,))
+    drafted = DraftedAnswer(request, logits[0].double())
+    drafted.add(logits[1])
+    return drafted.score(() if is_cut else (END,))
 
 
 @pytest.mark.parametrize("is_cut", [True, False])
@@ -237,7 +242,7 @@ def test_a_walk_by_the_acceptance_of_each_place_alone_would_not_be_exact() -> No
             for t in range(LONGEST)
         ]
         rates = [float(torch.minimum(*pair).sum()) for pair in pairs]
-        wrong += one.probability * walk(rates, rates, [1.0] * K, is_cut=True).accepted
+        wrong += one.probability * walk([rates], [rates], [1.0] * K, is_cut=True).accepted
     assert abs(wrong - served) > 1e-3
 
 
@@ -256,6 +261,7 @@ def served(draft: Path, temperature: float, *, adaptive: bool = False) -> list[F
     config = EngineConfig(
         str(BUNDLED / "target"),
         str(draft),
+        "eagle3" if is_eagle3(draft) else "draft_model",
         threads=1,
         max_batch=8,
         num_speculative_tokens=4,
@@ -278,7 +284,8 @@ def served(draft: Path, temperature: float, *, adaptive: bool = False) -> list[F
 
 def first_gaps(requests: list[FinishedRequest]) -> list[tuple[float, float]]:
     """The same of the first draft tokens, of requests whose K varied."""
-    models = load_model(BUNDLED / "target", "target"), load_model(BUNDLED / "draft", "draft")
+    target = load_model(BUNDLED / "target", "target")
+    models = target, load_draft(BUNDLED / "draft", target)
     asked = [
         ServedRequest(
             "",
@@ -300,9 +307,10 @@ def first_gaps(requests: list[FinishedRequest]) -> list[tuple[float, float]]:
     ]
 
 
-def gaps(requests: list[FinishedRequest]) -> list[tuple[float, float]]:
+def gaps(requests: list[FinishedRequest], kind: str = "draft") -> list[tuple[float, float]]:
     """(drafted, accepted) less what the bundled models account for, of each request."""
-    models = load_model(BUNDLED / "target", "target"), load_model(BUNDLED / "draft", "draft")
+    target = load_model(BUNDLED / "target", "target")
+    models = target, load_draft(BUNDLED / kind, target)
     asked = [
         ServedRequest(
             "",
@@ -325,8 +333,9 @@ def gaps(requests: list[FinishedRequest]) -> list[tuple[float, float]]:
     ]
 
 
-def test_the_acceptance_that_is_evaluated_is_what_the_engine_counts(tmp_path: Path) -> None:
-    finished, traffic = served(BUNDLED / "draft", 0.0), tmp_path / "traffic.jsonl"
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_acceptance_that_is_evaluated_is_what_the_engine_counts(tmp_path: Path, kind: str) -> None:
+    finished, traffic = served(BUNDLED / kind, 0.0), tmp_path / "traffic.jsonl"
     with traffic.open("w") as file:
         for one in finished:
             tokens = {
@@ -334,19 +343,22 @@ def test_the_acceptance_that_is_evaluated_is_what_the_engine_counts(tmp_path: Pa
                 "output_token_ids": one.output_token_ids,
             }
             print(json.dumps({"segment": "", **tokens}), file=file)
-    report = evaluate(EvaluateSettings(BUNDLED / "target", (BUNDLED / "draft",), traffic, 4, 0.0))
-    (segment,) = report["drafts"][0]["segments"]  # type: ignore[index]
+    report = evaluate(EvaluateSettings(BUNDLED / "target", (BUNDLED / kind,), traffic, 4, 0.0))
+    (draft,) = report["drafts"]  # type: ignore[misc]
+    (segment,) = draft["segments"]
     drafted, accepted, steps = (
         sum(getattr(one.counts, name) for one in finished) for name in ("drafted", "accepted", "steps")
     )
     assert segment["acceptance"] == pytest.approx(accepted / drafted)
     assert segment["steps"] == pytest.approx(steps)
+    assert draft["seconds_per_draft_token"] > 0
 
 
-def test_the_engine_accepts_what_its_models_account_for() -> None:
-    greedy = gaps(served(BUNDLED / "draft", 0.0))
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_engine_accepts_what_its_models_account_for(kind: str) -> None:
+    greedy = gaps(served(BUNDLED / kind, 0.0), kind)
     assert max(abs(gap) for pair in greedy for gap in pair) < 1e-6
-    sampled = torch.tensor(gaps(served(BUNDLED / "draft", 0.7)))
+    sampled = torch.tensor(gaps(served(BUNDLED / kind, 0.7), kind))
     error = sampled.std(dim=0) / len(sampled) ** 0.5
     assert (sampled.mean(dim=0).abs() < 3 * error).all()
 

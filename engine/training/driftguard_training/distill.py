@@ -6,22 +6,16 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import torch
 
-from driftguard_training.acceptance import distillation_loss
+from driftguard_training.drafts.base import Draft
+from driftguard_training.drafts.kinds import load_draft
 from driftguard_training.errors import TooLittleTraffic
-from driftguard_training.model_directories import (
-    LoadedModel,
-    check_fit,
-    check_output,
-    load_model,
-    model_version,
-    save_model,
-)
+from driftguard_training.model_directories import LoadedModel, check_output, load_model, model_version
 from driftguard_training.pretraining import Schedule, adamw, apply_gradient
 from driftguard_training.settings import DistillSettings
-from driftguard_training.teacher import Teacher, output_logits
 from driftguard_training.traffic import TrafficRequest, read_traffic
 
 _REPLAY_SHARE = 0.25
@@ -41,10 +35,10 @@ def distill(settings: DistillSettings, emit: Emit) -> None:
     """
     started = time.monotonic()
     check_output(settings.output)
-    target, draft = load_model(settings.target, "target"), load_model(settings.draft, "draft")
-    check_fit(target, draft)
+    target = load_model(settings.target, "target")
+    draft = load_draft(settings.draft, target)
     train, replay = _read(settings, target, draft)
-    acceptance = _optimise(settings, target, draft, batches(train, replay, settings), emit)
+    acceptance = _optimise(settings, draft, batches(train, replay, settings), emit)
     facts: dict[str, object] = {
         "parent": model_version(settings.draft),
         "target": settings.target.name,
@@ -57,7 +51,7 @@ def distill(settings: DistillSettings, emit: Emit) -> None:
         "replay_requests": len(replay),
         "training_acceptance": acceptance,
     }
-    version = save_model(settings.output, draft.model, draft.tokenizer, draft.dtype, facts)
+    version = draft.save(settings.output, facts)
     seconds = round(time.monotonic() - started, 3)
     emit({"event": "done", "output": str(settings.output), "version": version, "seconds": seconds, **facts})
 
@@ -80,41 +74,39 @@ def _passes(requests: Sequence[TrafficRequest], generator: random.Random) -> Ite
 
 
 def _read(
-    settings: DistillSettings, target: LoadedModel, draft: LoadedModel
+    settings: DistillSettings, target: LoadedModel, draft: Draft
 ) -> tuple[list[TrafficRequest], list[TrafficRequest]]:
     context = min(target.context_tokens, draft.context_tokens)
-    train = read_traffic(settings.train, target.vocabulary, context)
+
+    def read(path: Path) -> list[TrafficRequest]:
+        requests = read_traffic(path, target.vocabulary, context)
+        return [one for one in requests if len(one.token_ids) >= draft.least_tokens]
+
+    train = read(settings.train)
     if len(train) < settings.minimum_requests:
         raise TooLittleTraffic(
             f"{settings.train} has {len(train)} requests; distillation needs at least "
             f"{settings.minimum_requests}, fewer can make a draft worse"
         )
-    replay = read_traffic(settings.replay, target.vocabulary, context) if settings.replay else []
-    return train, replay
+    return train, read(settings.replay) if settings.replay else []
 
 
 def _optimise(
-    settings: DistillSettings,
-    target: LoadedModel,
-    draft: LoadedModel,
-    data: Iterator[list[TrafficRequest]],
-    emit: Emit,
+    settings: DistillSettings, draft: Draft, data: Iterator[list[TrafficRequest]], emit: Emit
 ) -> float:
     """Train the draft in place; returns the mean acceptance probability of the last reported steps."""
     torch.manual_seed(settings.seed)  # for drafts with dropout
-    teacher, optimizer = Teacher(target.model), adamw(draft.model, weight_decay=0.0)
+    optimizer = adamw(draft.module, weight_decay=0.0)
     schedule = Schedule(settings.steps, settings.learning_rate, _WARMUP_STEPS, final_share=0.0)
-    draft.model.train()
+    draft.module.train()
     recent: list[float] = []
     for step, batch in zip(range(settings.steps), data, strict=False):
-        p = torch.cat(teacher.probabilities(batch))  # [N, V], N output positions of the batch
-        logits = torch.cat(output_logits(draft.model, batch))  # [N, V]
-        loss, accepted = distillation_loss(p, logits, settings.loss)
-        apply_gradient(draft.model, optimizer, loss, schedule.at(step))
+        loss, accepted = draft.loss(batch, settings.loss)
+        apply_gradient(draft.module, optimizer, loss, schedule.at(step))
         recent = [*recent, accepted.mean().item()][-_REPORT_EVERY_STEPS:]
         if (step + 1) % _REPORT_EVERY_STEPS == 0 or step + 1 == settings.steps:
             emit(_progress(step + 1, settings.steps, loss.item(), recent))
-    draft.model.eval()  # type: ignore[no-untyped-call]
+    draft.module.eval()
     return round(sum(recent) / len(recent), 4)
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+from driftguard_engine.models.directory import weight_files
 from driftguard_engine.models.eagle3_head import ALGORITHM, Eagle3Head, HeadConfig
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
@@ -17,6 +19,8 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from driftguard_training.acceptance import distillation_loss
 from driftguard_training.model_directories import save_files
 from driftguard_training.settings import Loss
+
+PASSES = 3  # drafts of a chain that a head is trained for
 
 
 def new_head(
@@ -35,50 +39,65 @@ def head_loss(
     head: Eagle3Head, target: PreTrainedModel, token_ids: Tensor, tokens: Tensor, passes: int, loss: Loss
 ) -> tuple[Tensor, list[float]]:
     """The mean loss of a chain of so many drafts from every place of tokens [R, L], and the mean acceptance
-    probability of each draft of the chain.
-
-    A token that the head has not is never drafted: what the target gives it lowers acceptance.
-    """
+    probability of each draft of the chain."""
     with torch.no_grad():
         told = target(input_ids=tokens, output_hidden_states=True)
         p = torch.softmax(told.logits, -1)[..., token_ids]  # [R, L, D]
         features = torch.cat([told.hidden_states[layer] for layer in head.config.features], -1)
         embedded = cast("Any", target).get_input_embeddings()(tokens)  # [R, L, hidden]
+    counted = torch.ones(tokens.shape[0], tokens.shape[1] + 1, dtype=torch.bool)
+    total, accepted = chain_loss(p, counted, chains(head, features, embedded, passes), loss)
+    return total, [each.mean().item() for each in accepted]
+
+
+def chain_loss(
+    p: Tensor, counted: Tensor, chained: Iterable[Tensor], loss: Loss
+) -> tuple[Tensor, list[Tensor]]:
+    """The mean loss of the passes of `chains` (scalar), and the acceptance probability of each draft of each
+    pass.
+
+    p [R, L, D]: the target's probabilities of the head's tokens; what the target gives to others lowers
+    acceptance, since they are never drafted. counted [R, L + 1]: the tokens at which a chain may begin and
+    that are drafted, of which there must be one; the last is the one behind the sequences.
+    """
     losses, accepted = [], []
-    for step, logits in enumerate(chains(head, features, embedded, passes)):
+    for step, logits in enumerate(chained):
         ahead = p[:, 1 + step :]  # place i drafts token i + 2 + step, which the target predicts one before
-        each, acceptance = distillation_loss(
-            ahead.flatten(0, 1), logits[:, : ahead.shape[1]].flatten(0, 1), loss
-        )
-        losses.append(each)
-        accepted.append(acceptance.mean().item())
+        drafted = counted[:, 2 : 2 + ahead.shape[1]] & counted[:, 2 + step :]
+        if drafted.any():
+            each, acceptance = distillation_loss(ahead[drafted], logits[:, : ahead.shape[1]][drafted], loss)
+            losses.append(each)
+            accepted.append(acceptance)
     return torch.stack(losses).mean(), accepted
 
 
-def chains(head: Eagle3Head, features: Tensor, embedded: Tensor, passes: int) -> list[Tensor]:
+def chains(head: Eagle3Head, features: Tensor, embedded: Tensor, passes: int) -> Iterator[Tensor]:
     """Logits [R, L - 1, D] of each pass of the chains that begin at every place of R sequences, with the
     sequences' own tokens (training-time test).
 
-    features [R, L, F]: of the target. embedded [R, L, hidden]. In pass s the chain of place i is at place
-    i + s: it sees the places up to i as the first pass left them, and its own of the passes since. The last s
-    logits of pass s are of no token of the sequence.
+    features [R, L, F]: of the target. embedded [R, L, hidden]. passes: L - 1 at most. In pass s the chain of
+    place i is at place i + s: it sees the places up to i as the first pass left them, and its own of the
+    passes since. The last s logits of pass s are of no token of the sequence.
     """
     layer: Any = head.layers[0]
-    attention = layer.self_attn
+    attention, config = layer.self_attn, head.config
     rows, places = features.shape[0], features.shape[1] - 1
-    hidden = head.fc(features[:, :-1])
+    hidden = _fused(head, features[:, :-1])
     causal = torch.full((places, places), -torch.inf).triu(1)
     group = attention.q_proj.out_features // attention.k_proj.out_features
     keys: list[Tensor] = []
     values: list[Tensor] = []
-    found = []
     for step in range(passes):
         behind = torch.nn.functional.pad(embedded[:, 1 + step :], (0, 0, 0, step))
-        normed = torch.cat([layer.input_layernorm(behind), layer.hidden_norm(hidden)], -1)
+        normed = layer.hidden_norm(hidden)
+        read = torch.cat([layer.input_layernorm(behind), normed], -1)
         query, key, value = (
-            each(normed).view(rows, places, -1, attention.head_dim).transpose(1, 2)
+            each(read).view(rows, places, -1, attention.head_dim)
             for each in (attention.q_proj, attention.k_proj, attention.v_proj)
-        )  # [R, heads, L - 1, D]
+        )  # [R, L - 1, heads, D]
+        if config.layer.model_type == "qwen3":
+            query, key = attention.q_norm(query), attention.k_norm(key)
+        query, key, value = (each.transpose(1, 2) for each in (query, key, value))
         cos, sin = head.rotary_emb(hidden, torch.arange(step, step + places)[None])
         query, key = apply_rotary_pos_emb(query, key, cos, sin)
         keys.append(key.repeat_interleave(group, 1))
@@ -89,10 +108,22 @@ def chains(head: Eagle3Head, features: Tensor, embedded: Tensor, passes: int) ->
         mixed = weights[..., :places] @ values[0]
         for place, each in enumerate(values[1:], places):
             mixed = mixed + weights[..., place, None] * each
+        hidden = normed if config.norm_before_residual else hidden
         hidden = hidden + attention.o_proj(mixed.transpose(1, 2).flatten(2))
         hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
-        found.append(head.lm_head(head.norm(hidden)))
-    return found
+        normed = head.norm(hidden)
+        yield head.lm_head(normed)
+        hidden = normed if config.norm_output else hidden
+
+
+def _fused(head: Eagle3Head, features: Tensor) -> Tensor:
+    if head.input_norm is not None:
+        features = head.input_norm(features)
+    if head.fc_norm is not None:
+        parts = features.chunk(len(head.fc_norm), -1)
+        features = torch.cat([norm(part) for norm, part in zip(head.fc_norm, parts, strict=True)], -1)
+    fused: Tensor = head.fc(features)
+    return fused
 
 
 def frequent_tokens(streams: Sequence[Tensor], count: int, vocabulary: int) -> Tensor:
@@ -126,5 +157,19 @@ def save_head(
     def write(directory: Path) -> None:
         save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
         (directory / "config.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+
+    return save_files(output, write, provenance)
+
+
+def save_trained_head(output: Path, parent: Path, head: Eagle3Head, provenance: Mapping[str, object]) -> str:
+    """As `save_head`, a head that was read from the directory `parent`: whatever else is in its files stays
+    as it is, in the same types."""
+    weights = {name: each for path in weight_files(parent) for name, each in load_file(path).items()}
+    for name, trained in head.state_dict().items():
+        weights[name] = trained.detach().to(weights[name].dtype).contiguous()
+
+    def write(directory: Path) -> None:
+        save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+        shutil.copyfile(parent / "config.json", directory / "config.json")
 
     return save_files(output, write, provenance)

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from transformers import DynamicCache, PreTrainedModel
 
-from driftguard_training.acceptance import acceptance_probability, distribution
-from driftguard_training.model_directories import LoadedModel, check_fit, load_model
-from driftguard_training.serving import Expected, counts_of, ends_of
+from driftguard_training.drafts.base import Draft
+from driftguard_training.drafts.kinds import load_draft
+from driftguard_training.model_directories import LoadedModel, load_model
+from driftguard_training.serving import DraftedAnswer, Expected, add_drafts, ends_of
 from driftguard_training.settings import AcceptanceRule, EvaluateSettings
-from driftguard_training.teacher import output_logits
+from driftguard_training.teacher import read_answers
+from driftguard_training.timing import seconds_per_call
 from driftguard_training.traffic import ServedRequest, read_traffic
 
 _BATCH_REQUESTS = 8
-_TIMED_REPEATS = 30
-_TIMED_WARMUP = 5
 
 
 def evaluate(settings: EvaluateSettings) -> dict[str, object]:
@@ -28,18 +25,16 @@ def evaluate(settings: EvaluateSettings) -> dict[str, object]:
     Per segment, "acceptance" is what records hold: accepted tokens per draft token at this K, as expected of
     a server that keeps drafts by this rule (see driftguard_training.serving); null where nothing is drafted,
     as for answers of one token. Of each request, in the order of the file: "drafted" and "accepted", of which
-    that is the ratio of sums, and "kept", the mean acceptance probability of a single draft token at its
-    output positions, which varies less from request to request. "steps" are those that make the segment's
+    that is the ratio of sums, and "kept", the mean acceptance probability of a single draft token, which
+    varies less from request to request (see RequestScore). "steps" are those that make the segment's
     "positions" output tokens. Times are in seconds: medians of repeated calls with one request in flight.
 
     Raises:
         TrainingRefused: bad models or bad traffic.
     """
     target = load_model(settings.target, "target")
-    drafts = [load_model(directory, "draft") for directory in settings.drafts]
-    for draft in drafts:
-        check_fit(target, draft)
-    context = min(model.context_tokens for model in [target, *drafts])
+    drafts = [load_draft(directory, target) for directory in settings.drafts]
+    context = min(target.context_tokens, *(draft.context_tokens for draft in drafts))
     requests = read_traffic(settings.traffic, target.vocabulary, context)
     served = [
         ServedRequest(
@@ -60,7 +55,7 @@ def evaluate(settings: EvaluateSettings) -> dict[str, object]:
         "drafts": [
             {
                 "directory": str(draft.directory),
-                "seconds_per_draft_token": seconds_per_call(draft.model, 1),
+                "seconds_per_draft_token": draft.seconds_per_token(),
                 "segments": _segments(served, of_draft),
             }
             for draft, of_draft in zip(drafts, scores, strict=True)
@@ -69,7 +64,8 @@ def evaluate(settings: EvaluateSettings) -> dict[str, object]:
 
 
 class RequestScore(NamedTuple):
-    """Of one request. `kept`: acceptance probability of a single draft token, mean over output positions."""
+    """Of one request. `kept`: acceptance probability of a single draft token, mean over output positions, and
+    over the places of a chain where it depends on these."""
 
     kept: float
     counts: Expected
@@ -77,50 +73,20 @@ class RequestScore(NamedTuple):
 
 @torch.no_grad()
 def _scores(
-    target: LoadedModel,
-    drafts: Sequence[LoadedModel],
-    requests: Sequence[ServedRequest],
-    rule: AcceptanceRule,
+    target: LoadedModel, drafts: Sequence[Draft], requests: Sequence[ServedRequest], rule: AcceptanceRule
 ) -> list[list[RequestScore]]:
     """Per draft, per request."""
     found: list[list[RequestScore]] = [[] for _ in drafts]
     ends = ends_of(target)
+    features = {layer for draft in drafts for layer in draft.features}
     for start in range(0, len(requests), _BATCH_REQUESTS):
         batch = requests[start : start + _BATCH_REQUESTS]
-        p = _distributions(target, batch)
+        told = read_answers(target.model, batch, features)
         for draft, scores in zip(drafts, found, strict=True):
-            q = _distributions(draft, batch, greedy=rule == "match")
-            scores += [
-                RequestScore(
-                    acceptance_probability(of_p, of_q).mean().item(), counts_of(one, of_p, of_q, ends)
-                )
-                for one, of_p, of_q in zip(batch, p, q, strict=True)
-            ]
+            answers = [DraftedAnswer(one, z, (rule,)) for one, z in zip(batch, told.logits, strict=True)]
+            add_drafts(answers, draft, batch, told)
+            scores += [RequestScore(answer.kept(rule), answer.counts(rule, ends)) for answer in answers]
     return found
-
-
-def _distributions(
-    model: LoadedModel, requests: Sequence[ServedRequest], *, greedy: bool = False
-) -> list[torch.Tensor]:
-    """What it draws from, of each request [outputs, V]."""
-    return [
-        distribution(logits, 0.0 if greedy else request.temperature)
-        for request, logits in zip(requests, output_logits(model.model, requests), strict=True)
-    ]
-
-
-@torch.no_grad()
-def seconds_per_call(model: PreTrainedModel, tokens_per_call: int) -> float:
-    """Median seconds of one forward pass over `tokens_per_call` new tokens, continuing a short context."""
-    cache = DynamicCache(config=model.config)
-    tokens = torch.ones(1, tokens_per_call, dtype=torch.long)
-    fits = model.config.max_position_embeddings // tokens_per_call
-    seconds = []
-    for _ in range(min(_TIMED_WARMUP + _TIMED_REPEATS, fits)):
-        started = time.perf_counter()
-        model(input_ids=tokens, past_key_values=cache, use_cache=True)
-        seconds.append(time.perf_counter() - started)
-    return statistics.median(seconds[_TIMED_WARMUP:] or seconds)
 
 
 def _segments(requests: Sequence[ServedRequest], scores: Sequence[RequestScore]) -> list[dict[str, object]]:

@@ -35,9 +35,9 @@ from safetensors.numpy import save_file
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from driftguard_training.errors import BadModelDirectory, TooLittleTraffic
-from driftguard_training.evaluate import seconds_per_call
 from driftguard_training.model_directories import load_model, save_files
 from driftguard_training.settings import CorpusSettings, EvaluateCorporaSettings
+from driftguard_training.timing import seconds_per_call
 from driftguard_training.traffic import TrafficRequest, read_traffic
 
 _TIMED_LOOKUPS = 300

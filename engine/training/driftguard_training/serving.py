@@ -8,7 +8,8 @@ probability b_s ... b_{s+i-1}. Summed over all steps, the a_{s+i} of what is rea
 of accepted tokens: unbiased over answers, and with less variance than a replay, as neither the tokens of the
 draft nor the coins of the rule are drawn. The b_{s+i} are that number given the very answer: as unbiased, and
 nearer to what the engine counted, which made the same answer. The first tells how well the draft fits the
-text, the second is what served acceptance is compared with.
+text, the second is what served acceptance is compared with. Of an EAGLE-3 head q_t, and with it a_t and b_t,
+depend also on how many drafts lie between the start of the step and t.
 
 Two rules. "rejection": the draft's tokens are drawn from q_t at T, by the rule of Leviathan, Kalman, Matias
 (2023). "match": the draft proposes the argmax of q_t at any T, and it is kept with probability p_t of it, as
@@ -36,13 +37,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
+from typing import NamedTuple, get_args
 
 import torch
+from torch import Tensor
 
 from driftguard_training.acceptance import acceptance_probability, distribution
-from driftguard_training.model_directories import LoadedModel, check_fit, load_model
-from driftguard_training.settings import ScoreSettings
-from driftguard_training.teacher import output_logits
+from driftguard_training.drafts.base import Draft
+from driftguard_training.drafts.kinds import load_draft
+from driftguard_training.model_directories import LoadedModel, load_model
+from driftguard_training.settings import AcceptanceRule, ScoreSettings
+from driftguard_training.teacher import Told, read_answers
 from driftguard_training.traffic import ServedRequest, is_served_by, read_served
 
 _BATCH_REQUESTS = 8
@@ -77,8 +82,8 @@ def score(settings: ScoreSettings) -> Iterator[dict[str, object]]:
     Raises:
         TrainingRefused: bad models or bad traffic.
     """
-    target, draft = load_model(settings.target, "target"), load_model(settings.draft, "draft")
-    check_fit(target, draft)
+    target = load_model(settings.target, "target")
+    draft = load_draft(settings.draft, target)
     context = min(target.context_tokens, draft.context_tokens)
     numbered = list(enumerate(read_served(settings.traffic)))
     fitting = [(number, one) for number, one in numbered if is_served_by(one, target.vocabulary, context)]
@@ -90,13 +95,23 @@ def score(settings: ScoreSettings) -> Iterator[dict[str, object]]:
 
 
 @torch.no_grad()
-def score_batch(target: LoadedModel, draft: LoadedModel, requests: Sequence[ServedRequest]) -> list[Score]:
+def score_batch(target: LoadedModel, draft: Draft, requests: Sequence[ServedRequest]) -> list[Score]:
     """Of each request."""
+    told = read_answers(target.model, requests, draft.features)
+    answers = [DraftedAnswer(one, z.double()) for one, z in zip(requests, told.logits, strict=True)]
+    add_drafts(answers, draft, requests, told)
     ends = ends_of(target)
-    logits = zip(
-        requests, output_logits(target.model, requests), output_logits(draft.model, requests), strict=True
-    )
-    return [score_answer(request, z, draft_logits, ends) for request, z, draft_logits in logits]
+    return [answer.score(ends) for answer in answers]
+
+
+def add_drafts(
+    answers: Sequence[DraftedAnswer], draft: Draft, requests: Sequence[ServedRequest], told: Told
+) -> None:
+    """What this draft would have drafted of each of these answers."""
+    most = max(len(request.lengths) for request in requests)
+    for place in draft.places(requests, told, most):
+        for answer, logits in zip(answers, place, strict=True):
+            answer.add(logits)
 
 
 def ends_of(target: LoadedModel) -> frozenset[int]:
@@ -106,67 +121,98 @@ def ends_of(target: LoadedModel) -> frozenset[int]:
     return frozenset(token for token in [*ids, target.tokenizer.eos_token_id] if token is not None)
 
 
-def score_answer(
-    request: ServedRequest, z: torch.Tensor, draft_logits: torch.Tensor, ends: Collection[int]
-) -> Score:
-    """From the logits [outputs, V] of target and draft that predict each token of the answer. `ends`: tokens
-    that end an answer."""
-    answer = torch.tensor(request.output_token_ids)[:, None]  # [outputs, 1]
-    z = z.double()
-    p = distribution(z, request.temperature)
-    surprise = (p * z).sum(-1) - z.gather(-1, answer).squeeze(-1)  # [outputs]
-    rejection, match = (
-        counts_of(request, p, distribution(draft_logits.double(), temperature), ends)
-        for temperature in (request.temperature, 0.0)
-    )
-    return Score(rejection, match, float(surprise.sum()), len(answer))
+class DraftedAnswer:
+    """One answer, and the a_t and b_t of its tokens at each place of a chain of drafts."""
+
+    def __init__(
+        self, request: ServedRequest, z: Tensor, rules: Collection[AcceptanceRule] = get_args(AcceptanceRule)
+    ) -> None:
+        """z [outputs, V]: the target's logits."""
+        self._request, self._z = request, z
+        self._p = distribution(z, request.temperature)
+        self._rules: dict[AcceptanceRule, list[_Place]] = {rule: [] for rule in rules}
+
+    def add(self, logits: Tensor) -> None:
+        """logits [n, V]: from which its last n tokens are drafted at the next place of a chain."""
+        first = len(self._p) - len(logits)
+        p, logits = self._p[first:], logits.to(self._p)
+        answer = torch.tensor(self._request.output_token_ids)[first:, None]  # [n, 1]
+        for rule, places in self._rules.items():
+            q = distribution(logits, 0.0 if rule == "match" else self._request.temperature)
+            p_x, q_x = (each.gather(-1, answer).squeeze(-1) for each in (p, q))
+            # Where p_t(x_t) is 0 the answer is not the target's own; x_t is then kept only if it was drafted.
+            kept = torch.where(p_x > 0, (q_x / p_x).clamp(max=1.0), (q_x > 0).to(p))
+            unknown = [0.0] * first
+            accepted = acceptance_probability(p, q)
+            places.append(_Place(first, unknown + accepted.tolist(), unknown + kept.tolist()))
+
+    def kept(self, rule: AcceptanceRule) -> float:
+        """Mean a_t over all places of a chain; 0 where nothing can be drafted of the answer."""
+        known = [a for place in self._rules[rule] for a in place.accepted[place.first :]]
+        return sum(known) / len(known) if known else 0.0
+
+    def counts(self, rule: AcceptanceRule, ends: Collection[int]) -> Expected:
+        """`ends`: tokens that end an answer."""
+        places = self._rules[rule]
+        return walk(
+            [place.accepted for place in places],
+            [place.kept for place in places],
+            self._request.lengths,
+            is_cut=self._request.output_token_ids[-1] not in ends,
+            first_only=self._request.num_speculative_tokens is None,
+            undrafted=places[0].first,
+        )
+
+    def score(self, ends: Collection[int]) -> Score:
+        answer = torch.tensor(self._request.output_token_ids)[:, None]  # [outputs, 1]
+        surprise = (self._p * self._z).sum(-1) - self._z.gather(-1, answer).squeeze(-1)  # [outputs]
+        rejection, match = self.counts("rejection", ends), self.counts("match", ends)
+        return Score(rejection, match, float(surprise.sum()), len(answer))
 
 
-def counts_of(request: ServedRequest, p: torch.Tensor, q: torch.Tensor, ends: Collection[int]) -> Expected:
-    """p, q: what target and draft draw from, [outputs, V]; q is all mass on one token by the rule "match"."""
-    answer = torch.tensor(request.output_token_ids)[:, None]  # [outputs, 1]
-    p_x, q_x = (each.gather(-1, answer).squeeze(-1) for each in (p, q))
-    # Where p_t(x_t) is 0 the answer is not the target's own; x_t is then kept only if it was drafted.
-    kept = torch.where(p_x > 0, (q_x / p_x).clamp(max=1.0), (q_x > 0).double())
-    return walk(
-        acceptance_probability(p, q).tolist(),
-        kept.tolist(),
-        request.lengths,
-        is_cut=request.output_token_ids[-1] not in ends,
-        first_only=request.num_speculative_tokens is None,
-    )
+class _Place(NamedTuple):
+    """One place of a chain of drafts: a_t and b_t of each token of the answer, from the `first` one on that
+    can be drafted there."""
+
+    first: int
+    accepted: list[float]
+    kept: list[float]
 
 
 def walk(
-    accepted: Sequence[float],
-    kept: Sequence[float],
+    accepted: Sequence[Sequence[float]],
+    kept: Sequence[Sequence[float]],
     lengths: Sequence[float],
     *,
     is_cut: bool,
     first_only: bool = False,
+    undrafted: int = 0,
 ) -> Expected:
-    """From a_t and b_t of each position of the answer. `lengths`: the parts of the steps that draft at least
-    1, 2, ... tokens, which is 1 up to K where that is fixed; else whether a step drafts one more must not
-    depend on where it is.
+    """From a_t and b_t of each position of the answer, at each place of a chain of drafts; the last place
+    stands for those behind it. `lengths`: the parts of the steps that draft at least 1, 2, ... tokens, which
+    is 1 up to K where that is fixed; else whether a step drafts one more must not depend on where it is.
 
     `is_cut`: the answer ended at its longest length, for which the engine drafts no more than it can keep.
     Otherwise the last token ended it, and what was drafted behind that counts as drafted. `first_only`: of
-    each step the first draft token alone is counted.
+    each step the first draft token alone is counted. `undrafted`: steps that start at one of so many first
+    positions draft nothing.
     """
-    length = len(accepted)
+    length = len(accepted[0])
     more = [now / before for before, now in pairwise([1.0, *lengths])]
     starts = [1.0] + [0.0] * (length + len(lengths) + 1)  # P(a step starts at t)
     drafted = expected = of_answer = 0.0
     for start in range(length):
         reached = starts[start]
         count = min(len(lengths), length - start - 1) if is_cut else len(lengths)
+        count = 0 if start < undrafted else count
         drafted += reached * sum(lengths[: min(count, 1) if first_only else count])
         for place in range(start, min(start + count, length)):
-            offered = reached * more[place - start]
-            starts[place + 1] += reached - offered * kept[place]
-            reached = offered * kept[place]
+            of_chain = min(place - start, len(accepted) - 1)
+            offered, b = reached * more[place - start], kept[of_chain][place]
+            starts[place + 1] += reached - offered * b
+            reached = offered * b
             if place == start or not first_only:
-                expected += offered * accepted[place]
+                expected += offered * accepted[of_chain][place]
                 of_answer += reached
         starts[start + count + 1] += reached
     return Expected(sum(starts[:length]), drafted, expected, of_answer)

@@ -1,10 +1,12 @@
-"""The logits of target and draft for logged requests, by teacher forcing."""
+"""What target and draft give for logged requests, by teacher forcing."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from driftguard_training.traffic import TrafficRequest
@@ -12,22 +14,48 @@ from driftguard_training.traffic import TrafficRequest
 _CACHE_BYTES = 2**30
 
 
-def output_logits(model: PreTrainedModel, requests: Sequence[TrafficRequest]) -> list[torch.Tensor]:
-    """Per request the logits [outputs, V] that predict each of its output tokens.
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a model gave for R requests of up to L tokens.
 
-    Rows are padded on the right: in a causal model no earlier position attends to the padding.
+    token_ids [R, L], padded on the right. logits: of each request [outputs, V], those that predict its
+    answer. states [R, L, H]: hidden states by layer, as `driftguard_engine.models.base.Features` counts them.
+    """
+
+    token_ids: Tensor
+    logits: list[Tensor]
+    states: Mapping[int, Tensor]
+
+
+def read_answers(
+    model: PreTrainedModel, requests: Sequence[TrafficRequest], layers: Collection[int] = ()
+) -> Told:
+    """With the hidden states of these layers.
+
+    In a causal model no position attends to the padding behind it.
     """
     longest = max(len(request.token_ids) for request in requests)
-    tokens = torch.zeros(len(requests), longest, dtype=torch.long)  # [B, T]
+    tokens = torch.zeros(len(requests), longest, dtype=torch.long)  # [R, L]
     for row, request in enumerate(requests):
         tokens[row, : len(request.token_ids)] = torch.tensor(request.token_ids)
     first = min(len(request.prompt_token_ids) for request in requests) - 1  # nothing before it is needed
-    output = model(input_ids=tokens, use_cache=False, logits_to_keep=longest - first)
-    logits = output.logits.float()  # [B, T - first, V]
-    return [
+    output = model(
+        input_ids=tokens,
+        use_cache=False,
+        logits_to_keep=longest - first,
+        output_hidden_states=bool(layers),
+    )
+    logits = output.logits.float()  # [R, L - first, V]
+    of_answers = [
         logits[row, len(request.prompt_token_ids) - 1 - first : len(request.token_ids) - 1 - first]
         for row, request in enumerate(requests)
     ]
+    return Told(tokens, of_answers, {layer: output.hidden_states[layer] for layer in layers})
+
+
+def output_logits(model: PreTrainedModel, requests: Sequence[TrafficRequest]) -> list[Tensor]:
+    """Per request the logits [outputs, V] that predict each of its output tokens."""
+    return read_answers(model, requests).logits
 
 
 class Teacher:
@@ -39,11 +67,11 @@ class Teacher:
 
     def __init__(self, target: PreTrainedModel) -> None:
         self._target = target
-        self._kept: dict[int, torch.Tensor] = {}
+        self._kept: dict[int, Tensor] = {}
         self._kept_bytes = 0
 
     @torch.no_grad()
-    def probabilities(self, requests: Sequence[TrafficRequest]) -> list[torch.Tensor]:
+    def probabilities(self, requests: Sequence[TrafficRequest]) -> list[Tensor]:
         """Per request [outputs, V] at temperature 1."""
         missing = [request for request in requests if id(request) not in self._kept]
         fresh = dict(zip(map(id, missing), self._forward(missing), strict=True))
@@ -57,7 +85,7 @@ class Teacher:
             for request in requests
         ]
 
-    def _forward(self, requests: Sequence[TrafficRequest]) -> list[torch.Tensor]:
+    def _forward(self, requests: Sequence[TrafficRequest]) -> list[Tensor]:
         if not requests:
             return []
         return [torch.softmax(logits, dim=-1) for logits in output_logits(self._target, requests)]

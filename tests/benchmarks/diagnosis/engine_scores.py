@@ -7,6 +7,7 @@ import functools
 import sys
 
 import msgspec
+from driftguard_training.drafts.kinds import load_draft
 from driftguard_training.model_directories import load_model
 from driftguard_training.serving import Score, score_batch
 from driftguard_training.traffic import ServedRequest
@@ -44,7 +45,8 @@ def by_answer() -> dict[tuple[tuple[int, ...], tuple[int, ...]], Score]:
 
 
 def _scored(of: list[Figures]) -> list[Score]:
-    target, draft = load_model(BUNDLED / "target", "target"), load_model(BUNDLED / "draft", "draft")
+    target = load_model(BUNDLED / "target", "target")
+    draft = load_draft(BUNDLED / "draft", target)
     found: list[Score] = []
     for start in range(0, len(of), 8):
         asked = [

@@ -1,0 +1,1 @@
+"""The kinds of drafts that are trained and scored, behind one interface."""

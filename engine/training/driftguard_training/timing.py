@@ -1,0 +1,32 @@
+"""Times of forward passes: medians of repeated calls, with one request in flight."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+_REPEATS = 30
+_WARMUP = 5
+
+
+def median_seconds(call: Callable[[], object], most: int) -> float:
+    """Of one call, of at most `most`."""
+    seconds = []
+    for _ in range(min(_WARMUP + _REPEATS, most)):
+        started = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds[_WARMUP:] or seconds)
+
+
+@torch.no_grad()
+def seconds_per_call(model: PreTrainedModel, tokens_per_call: int) -> float:
+    """Of one forward pass over `tokens_per_call` new tokens, continuing a short context."""
+    cache = DynamicCache(config=model.config)
+    tokens = torch.ones(1, tokens_per_call, dtype=torch.long)
+    fits = model.config.max_position_embeddings // tokens_per_call
+    return median_seconds(lambda: model(input_ids=tokens, past_key_values=cache, use_cache=True), fits)
