@@ -160,7 +160,10 @@ def _nothing_to_make(job: Job) -> str:
     told = f"the draft in service, {draft.name}, has method {draft.method}"
     if engine_of(job.settings, job.info.server).update_engine == "sglang_ngram":
         return f"{told}, and a corpus is for ngram: its records must have that method (proxy --method ngram)"
-    return f"{told}: there is no model to train, and no corpus to be made that the server would take"
+    return (
+        f"{told}: nothing can be made in its place. draft_model is trained for any server, eagle3 for the "
+        "built-in engine alone; a corpus is made for the built-in engine's suffix and for an SGLang's ngram"
+    )
 
 
 def _plan_rules(settings: Settings) -> PlanRules:

@@ -18,6 +18,7 @@ from driftguard.errors import BadSettings, DriftGuardError
 from driftguard.records.documents.incident import names_of
 from driftguard.records.documents.serving_scores import MissingScores, Rule, ServingScores
 from driftguard.retraining.due import captures_to_score
+from driftguard.retraining.engines.candidate_kind import is_trained_here
 from driftguard.retraining.engines.connect import connect
 from driftguard.retraining.engines.engine_admin import EngineInfo, EngineRefused, engine_of
 from driftguard.retraining.training import process, workspace
@@ -157,7 +158,7 @@ def _models(database: Database, settings: Settings, stream: Stream) -> tuple[Pat
         info = connect(database, settings, stream.server).info()
     except EngineRefused as error:
         raise NotScored("engine_silent", error.detail) from error
-    if stream.method != "draft_model":
+    if not is_trained_here(stream.method, engine_of(settings, stream.server)):
         raise NotScored("no_draft_model", f"the draft has method {stream.method}")
     target = info.target_directory if info.target == stream.target else None
     return _here(target, "target"), _here(_draft_directory(database, info, stream), "draft")

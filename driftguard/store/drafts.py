@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import ColumnElement, func, select, update
@@ -16,6 +16,8 @@ from driftguard.store.row_filter import EVERYTHING, RowFilter, RowId, newest_fir
 from driftguard.store.tables import Draft
 
 DraftState = Literal["candidate", "rejected", "in_service", "retired", "rolled_back"]
+
+CORPORA: Final = ("suffix", "ngram")  # methods whose drafts hold captured text
 
 
 class Cursor(NamedTuple):
@@ -159,7 +161,7 @@ def removable(session: Session, server: str, target: str, keep: int, oldest_corp
         draft
         for place, draft in enumerate(trained)
         if draft.version not in needed
-        and (place >= keep or (draft.method != "draft_model" and draft.created_at < oldest_corpus))
+        and (place >= keep or (draft.method in CORPORA and draft.created_at < oldest_corpus))
     ]
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 from driftguard_training.acceptance import distillation_loss, distribution
-from driftguard_training.evaluate import evaluate
 from driftguard_training.drafts.kinds import load_draft
+from driftguard_training.evaluate import evaluate
 from driftguard_training.model_directories import load_model
 from driftguard_training.serving import Expected, score_batch
 from driftguard_training.settings import AcceptanceRule, EvaluateSettings

@@ -15,20 +15,37 @@ from tests.engine.core.tiny import save
 TEXT = [7, 3, 250, 3, 9, 11, 7, 3, 250, 80, 81, 82]
 
 
+HEADS: list[dict[str, bool]] = [
+    {},
+    {"norm_before_fc": True, "norm_output": True},
+    {"fc_norm": True, "norm_before_residual": True},
+    {"embeds": True, "qwen3": True},
+]
+
+
 @pytest.fixture
 def directories(tmp_path: Path) -> tuple[Path, Path]:
-    target = Path(save(tmp_path / "target", "llama", seed=3))
-    save_random_head(tmp_path / "head", load_target(target), range(0, 257, 2), (0, 1))
-    return target, tmp_path / "head"
+    return made(tmp_path, {})
 
 
-def test_each_pass_gives_the_logits_of_a_chain_of_drafts(directories: tuple[Path, Path]) -> None:
+def made(directory: Path, norms: dict[str, bool]) -> tuple[Path, Path]:
+    target = Path(save(directory / "target", "llama", seed=3))
+    save_random_head(directory / "head", load_target(target), range(0, 257, 2), (0, 1), **norms)
+    return target, directory / "head"
+
+
+@pytest.mark.parametrize("norms", HEADS, ids=str)
+def test_each_pass_gives_the_logits_of_a_chain_of_drafts(tmp_path: Path, norms: dict[str, bool]) -> None:
+    directories = made(tmp_path, norms)
     target, reference = load_target(directories[0]), Reference(directories[1], load_target(directories[0]))
     embedding = target.model.embed_tokens.weight
     head, token_ids = read_head(directories[1], 2, embedding, 257, field="draft")
     with torch.inference_mode():
         states = target(torch.tensor([TEXT]), output_hidden_states=True).hidden_states
-        passes = list(chains(head, torch.cat(states[:2], -1), embedding[torch.tensor([TEXT])], 3))
+        embedded = embedding[torch.tensor([TEXT])]
+        if head.embed_tokens is not None:
+            embedded = head.embed_tokens(torch.tensor([TEXT]))
+        passes = list(chains(head, torch.cat(states[:2], -1), embedded, 3))
     for place in range(len(TEXT) - 4):
         expected = reference.logits(
             TEXT[: place + 2], TEXT[place + 2 : place + 5]

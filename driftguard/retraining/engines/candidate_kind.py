@@ -5,21 +5,28 @@ from __future__ import annotations
 from typing import Literal
 
 from driftguard.retraining.engines.engine_admin import EngineInfo, engine_of
-from driftguard.settings import Settings
+from driftguard.settings import EngineSettings, Settings
 
 CandidateKind = Literal["model", "corpus", "corpus_as_texts"]
 
 
 def candidate_kind(settings: Settings, info: EngineInfo) -> CandidateKind | None:
-    """A model is trained, a corpus is made of captured answers; SGLang takes it as texts. None: neither.
+    """A model or a head is trained, a corpus is made of captured answers; SGLang takes it as texts. None:
+    neither.
 
     Raises BadSettings: no such engine.
     """
     engine = engine_of(settings, info.server)
-    if info.draft.method == "draft_model" and info.draft.directory is not None:
+    if is_trained_here(info.draft.method, engine) and info.draft.directory is not None:
         return "model"
     if info.draft.method == "suffix" and engine.admin_url is not None:
         return "corpus"
     if info.draft.method == "ngram" and engine.update_engine == "sglang_ngram":
         return "corpus_as_texts"
     return None
+
+
+def is_trained_here(method: str, engine: EngineSettings) -> bool:
+    """Whether drafts of this method are trained and scored, for this engine. An EAGLE-3 head is scored as the
+    built-in engine drafts with it."""
+    return method == "draft_model" or (method == "eagle3" and engine.admin_url is not None)

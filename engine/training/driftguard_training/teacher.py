@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -59,33 +59,26 @@ def output_logits(model: PreTrainedModel, requests: Sequence[TrafficRequest]) ->
 
 
 class Teacher:
-    """The target's probabilities over logged outputs.
+    """What the target tells about logged requests, for training.
 
-    The target never changes during distillation, so each request is forwarded once and kept, in half
-    precision, up to 1 GiB; beyond that it is forwarded again each time.
+    The target never changes during distillation, so each request is forwarded once and kept, up to 1 GiB;
+    beyond that it is forwarded again each time.
     """
 
-    def __init__(self, target: PreTrainedModel) -> None:
-        self._target = target
-        self._kept: dict[int, Tensor] = {}
+    def __init__(self, ask: Callable[[Sequence[TrafficRequest]], Sequence[tuple[Tensor, ...]]]) -> None:
+        """ask: gives the tensors to be kept of each request."""
+        self._ask = ask
+        self._kept: dict[int, tuple[Tensor, ...]] = {}
         self._kept_bytes = 0
 
     @torch.no_grad()
-    def probabilities(self, requests: Sequence[TrafficRequest]) -> list[Tensor]:
-        """Per request [outputs, V] at temperature 1."""
+    def told(self, requests: Sequence[TrafficRequest]) -> list[tuple[Tensor, ...]]:
+        """Per request."""
         missing = [request for request in requests if id(request) not in self._kept]
-        fresh = dict(zip(map(id, missing), self._forward(missing), strict=True))
-        for key, probabilities in fresh.items():
-            half = probabilities.half()
-            if self._kept_bytes + half.nbytes <= _CACHE_BYTES:
-                self._kept[key] = half
-                self._kept_bytes += half.nbytes
-        return [
-            fresh[id(request)] if id(request) in fresh else self._kept[id(request)].float()
-            for request in requests
-        ]
-
-    def _forward(self, requests: Sequence[TrafficRequest]) -> list[Tensor]:
-        if not requests:
-            return []
-        return [torch.softmax(logits, dim=-1) for logits in output_logits(self._target, requests)]
+        fresh = dict(zip(map(id, missing), self._ask(missing) if missing else (), strict=True))
+        for key, tensors in fresh.items():
+            size = sum(each.nbytes for each in tensors)
+            if self._kept_bytes + size <= _CACHE_BYTES:
+                self._kept[key] = tensors
+                self._kept_bytes += size
+        return [fresh.get(id(request)) or self._kept[id(request)] for request in requests]

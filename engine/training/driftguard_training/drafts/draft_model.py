@@ -26,10 +26,10 @@ class DraftModel(Draft):
         check_fit(target, self._loaded)
         self.directory, self.module = directory, self._loaded.model
         self.context_tokens = self._loaded.context_tokens
-        self._teacher = Teacher(target.model)
+        self._teacher = Teacher(lambda requests: _probabilities(target, requests))
 
     def loss(self, requests: Sequence[TrafficRequest], loss: Loss) -> tuple[Tensor, Tensor]:
-        p = torch.cat(self._teacher.probabilities(requests))  # [N, V], N output positions of the batch
+        p = torch.cat([told for (told,) in self._teacher.told(requests)]).float()  # [N, V], of N outputs
         logits = torch.cat(output_logits(self._loaded.model, requests))  # [N, V]
         return distillation_loss(p, logits, loss)
 
@@ -42,3 +42,8 @@ class DraftModel(Draft):
     def save(self, output: Path, facts: Mapping[str, object]) -> str:
         one = self._loaded
         return save_model(output, one.model, one.tokenizer, one.dtype, facts)
+
+
+def _probabilities(target: LoadedModel, requests: Sequence[TrafficRequest]) -> list[tuple[Tensor]]:
+    """Of each request [outputs, V] at temperature 1, in half precision."""
+    return [(logits.softmax(-1).half(),) for logits in output_logits(target.model, requests)]

@@ -14,13 +14,14 @@ from driftguard_engine.models.eagle3 import Eagle3Model
 from driftguard_engine.models.eagle3_head import read_head
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 
 from driftguard_training.drafts.base import Draft
 from driftguard_training.eagle3 import PASSES, chain_loss, chains, save_trained_head
 from driftguard_training.errors import BadModelDirectory
 from driftguard_training.model_directories import LoadedModel
 from driftguard_training.settings import Loss
-from driftguard_training.teacher import Told, read_answers
+from driftguard_training.teacher import Teacher, Told, read_answers
 from driftguard_training.timing import median_seconds
 from driftguard_training.traffic import TrafficRequest
 
@@ -50,43 +51,48 @@ class Eagle3Draft(Draft):
         if self._head.embed_tokens is not None:
             self._embedding = self._head.embed_tokens.requires_grad_(False).weight
         self._target = target
+        self._teacher = Teacher(self._told)
         self.directory, self.module = directory, self._head
         self.context_tokens = int(self._head.config.layer.max_position_embeddings)
         self.features = self._head.config.features
 
     def loss(self, requests: Sequence[TrafficRequest], loss: Loss) -> tuple[Tensor, Tensor]:
-        with torch.no_grad():
-            told = read_answers(self._target.model, requests, self.features)
-            p, counted = self._answers(requests, told)
-        passes = min(PASSES, told.token_ids.shape[1] - 1)
-        total, accepted = chain_loss(p, counted, self._chains(told, passes), loss)
+        told = self._teacher.told(requests)
+        features = pad_sequence([each for _, each in told], batch_first=True)
+        rows, longest = features.shape[:2]
+        token_ids = torch.zeros(rows, longest, dtype=torch.long)
+        p = torch.zeros(rows, longest, len(self._token_ids))
+        counted = torch.zeros(rows, longest + 1, dtype=torch.bool)  # see chain_loss
+        for row, (request, (of_answer, _)) in enumerate(zip(requests, told, strict=True)):
+            first, end = len(request.prompt_token_ids), len(request.token_ids)
+            token_ids[row, :end] = torch.tensor(request.token_ids)
+            p[row, first - 1 : end - 1] = of_answer
+            counted[row, first:end] = True
+        total, accepted = chain_loss(p, counted, self._chains(features, token_ids, PASSES), loss)
         return total, torch.cat(accepted)
 
-    def _answers(self, requests: Sequence[TrafficRequest], told: Told) -> tuple[Tensor, Tensor]:
-        """The target's probabilities of the head's tokens [R, L, D], and which tokens are of answers
-        [R, L + 1]."""
-        rows, longest = told.token_ids.shape
-        p = torch.zeros(rows, longest, len(self._token_ids))
-        counted = torch.zeros(rows, longest + 1, dtype=torch.bool)
-        for row, (request, logits) in enumerate(zip(requests, told.logits, strict=True)):
-            first, end = len(request.prompt_token_ids), len(request.token_ids)
-            p[row, first - 1 : end - 1] = logits.softmax(-1)[:, self._token_ids]
-            counted[row, first:end] = True
-        return p, counted
+    def _told(self, requests: Sequence[TrafficRequest]) -> list[tuple[Tensor, Tensor]]:
+        """Of each request the target's probabilities of the head's tokens at temperature 1 [outputs, D], in
+        half precision, and the features of all its tokens [L, F]."""
+        told = read_answers(self._target.model, requests, self.features)
+        features = self._side_by_side(told)
+        return [
+            (logits.softmax(-1)[:, self._token_ids].half(), features[row, : len(request.token_ids)].clone())
+            for row, (request, logits) in enumerate(zip(requests, told.logits, strict=True))
+        ]
 
-    def _chains(self, told: Told, passes: int) -> Iterator[Tensor]:
-        features = torch.cat([told.states[layer] for layer in self.features], -1)
-        return chains(self._head, features, functional.embedding(told.token_ids, self._embedding), passes)
+    def _side_by_side(self, told: Told) -> Tensor:
+        """[R, L, F]"""
+        return torch.cat([told.states[layer] for layer in self.features], -1)
+
+    def _chains(self, features: Tensor, token_ids: Tensor, passes: int) -> Iterator[Tensor]:
+        """As many passes as there are drafts for in the longest sequence."""
+        embedded = functional.embedding(token_ids, self._embedding)
+        return chains(self._head, features, embedded, min(passes, token_ids.shape[1] - 1))
 
     def places(self, requests: Sequence[TrafficRequest], told: Told, k: int) -> Iterator[list[Tensor]]:
-        passes = min(k, told.token_ids.shape[1] - 1)  # place i drafts token i + 2 in the first one
-        for step, logits in enumerate(self._chains(told, passes)):
-            yield [
-                self._spread(
-                    logits[row, max(0, len(one.prompt_token_ids) - 2) : max(0, len(one.token_ids) - 2 - step)]
-                )
-                for row, one in enumerate(requests)
-            ]
+        for step, logits in enumerate(self._chains(self._side_by_side(told), told.token_ids, k)):
+            yield [self._spread(logits[row, _places_of(one, step)]) for row, one in enumerate(requests)]
 
     def _spread(self, logits: Tensor) -> Tensor:
         """[n, D] -> [n, V]: a token that the head has not is never drafted."""
@@ -106,3 +112,10 @@ class Eagle3Draft(Draft):
 
     def save(self, output: Path, facts: Mapping[str, object]) -> str:
         return save_trained_head(output, self.directory, self._head, {**facts, "passes": PASSES})
+
+
+def _places_of(request: TrafficRequest, step: int) -> slice:
+    """Where the chains begin whose draft of this pass is a token of the answer: place i drafts token i + 2 in
+    the first pass."""
+    first = max(0, len(request.prompt_token_ids) - 2)
+    return slice(first, max(first, len(request.token_ids) - 2 - step))
