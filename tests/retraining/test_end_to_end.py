@@ -14,20 +14,24 @@ from uuid import UUID
 
 import httpx
 import pytest
+import torch
 from driftguard_engine.options import BUNDLED
 from driftguard_training.model_directories import model_version
 from sqlalchemy import update
 
 from driftguard.app import Sidecar, create_app
+from driftguard.retraining.promotion.rollback import roll_back
 from driftguard.retraining.run import retrain
 from driftguard.settings import EngineSettings, Settings
 from driftguard.store import drafts, retrain_runs
 from driftguard.store.database import Database
 from driftguard.store.tables import Stream
 from tests.api.ingest_server import serving
+from tests.engine.core.eagle3_heads import save_distilled_head
 from tests.retraining.sglang_ngram_stub import NgramStub
 from tests.retraining.sglang_stub import running
 from tests.retraining.world import NEW, OLD, Models, capture, drift, make_settings, requests_of
+from tests.training.small_models import save_directory, small_model, write_traffic
 
 pytestmark = pytest.mark.slow
 
@@ -63,14 +67,23 @@ def complete(address: str) -> dict[str, Any]:
     return decoded
 
 
-def test_a_drift_ends_with_a_better_draft_in_service(
-    database: Database, models: Models, tmp_path: Path
-) -> None:
+def drifted(database: Database, models: Models, method: str = "draft_model") -> UUID:
+    """The incident of a change of the traffic, captured before and after."""
     parent = model_version(models.draft)
     changed_at = datetime.now(UTC) - timedelta(minutes=5)
     incident_id = drift(database, parent, changed_at)
     capture(database, parent, OLD, requests_of(models.old_traffic), changed_at - timedelta(minutes=2))
     capture(database, parent, NEW, requests_of(models.new_traffic), changed_at + timedelta(seconds=1))
+    with database.session() as session:
+        session.execute(update(Stream).values(method=method))
+    return incident_id
+
+
+def test_a_drift_ends_with_a_better_draft_in_service(
+    database: Database, models: Models, tmp_path: Path
+) -> None:
+    parent = model_version(models.draft)
+    incident_id = drifted(database, models)
     with real_engine(models, tmp_path / "engine.log", "--draft", str(models.draft)) as address:
         before = complete(address)
         settings = make_settings(tmp_path / "data", address)
@@ -88,6 +101,51 @@ def test_a_drift_ends_with_a_better_draft_in_service(
     assert info["draft"]["version"] == serving.version == run.candidate_version != parent
     assert Path(info["draft"]["directory"]) == tmp_path / "data" / "drafts" / serving.version
     # The target decides: another draft changes the speed, never the text.
+    assert after["choices"][0]["text"] == before["choices"][0]["text"]
+
+
+@pytest.fixture(scope="module")
+def headed(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    """As `models`; the draft is a head that knows the old traffic."""
+    torch.set_num_threads(1)
+    root = tmp_path_factory.mktemp("headed")
+    target = small_model(1, layers=2)
+    directory = save_directory(root / "target", target)
+    old = write_traffic(root / "old.jsonl", target, requests=120, seed=4, tokens=(1, 16))
+    texts = [[*prompt, *output] for prompt, output in requests_of(old)]
+    return Models(
+        target=directory,
+        draft=Path(save_distilled_head(root / "head", directory, texts)),
+        new_traffic=write_traffic(root / "new.jsonl", target, requests=200, seed=3, tokens=(16, 32)),
+        old_traffic=old,
+    )
+
+
+def test_a_drift_of_a_head_ends_with_a_better_head_in_service_to_be_watched_and_rolled_back(
+    database: Database, headed: Models, tmp_path: Path
+) -> None:
+    parent = model_version(headed.draft)
+    incident_id = drifted(database, headed, "eagle3")
+    drafting = ("--drafter", "eagle3", "--draft", str(headed.draft))
+    with real_engine(headed, tmp_path / "engine.log", *drafting) as address:
+        before = complete(address)
+        settings = make_settings(tmp_path / "data", address, steps=150)
+        outcome = retrain(database, settings, trigger="incident", incident_id=incident_id)
+        assert outcome.state == "promoted", outcome.reason
+        assert "accepted per draft token at K = 4 expected to go from" in outcome.reason
+        serving = httpx.get(f"{address}/admin/info").json()["draft"]
+        after = complete(address)
+        with database.session() as session:
+            assert outcome.run_id is not None
+            run = retrain_runs.find(session, outcome.run_id)
+            assert run is not None
+            assert (run.state, run.candidate_version) == ("watching", serving["version"])
+        returned = roll_back(
+            database, settings, server="engine-1", draft_version=serving["version"], reason="slower"
+        )
+        assert httpx.get(f"{address}/admin/info").json()["draft"]["version"] == returned.version == parent
+    assert serving["method"] == returned.method == "eagle3"
+    assert Path(serving["directory"]) == tmp_path / "data" / "drafts" / serving["version"]
     assert after["choices"][0]["text"] == before["choices"][0]["text"]
 
 

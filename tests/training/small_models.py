@@ -14,7 +14,9 @@ VOCABULARY = 32
 CONTEXT_TOKENS = 64
 
 
-def small_model(seed: int, *, vocabulary: int = VOCABULARY, sharpness: float = 4.0) -> LlamaForCausalLM:
+def small_model(
+    seed: int, *, vocabulary: int = VOCABULARY, sharpness: float = 4.0, layers: int = 1
+) -> LlamaForCausalLM:
     """Untied, with a scaled head, so that the distributions of a random target are far from uniform."""
     torch.manual_seed(seed)
     model = LlamaForCausalLM(
@@ -22,7 +24,7 @@ def small_model(seed: int, *, vocabulary: int = VOCABULARY, sharpness: float = 4
             vocab_size=vocabulary,
             hidden_size=16,
             intermediate_size=32,
-            num_hidden_layers=1,
+            num_hidden_layers=layers,
             num_attention_heads=2,
             num_key_value_heads=2,
             max_position_embeddings=CONTEXT_TOKENS,
