@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from enum import StrEnum
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,6 +36,13 @@ app.add_typer(probe_commands, name="probe")
 Config = Annotated[
     Path | None, typer.Option("--config", help="TOML file with settings.", envvar="DRIFTGUARD_CONFIG")
 ]
+
+
+class DemoMethod(StrEnum):
+    DRAFT_MODEL = "draft_model"
+    EAGLE3 = "eagle3"
+
+
 Server = Annotated[str, typer.Option(help="Address of the sidecar.")]
 DEFAULT_SIDECAR = "http://127.0.0.1:8200"
 
@@ -160,6 +168,9 @@ def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Stay up at the end, with the status page.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of the traffic.")] = 0,
     log_dir: Annotated[Path | None, typer.Option(help="Keep the logs of engine and sidecar here.")] = None,
+    method: Annotated[
+        DemoMethod, typer.Option(help="What drafts: the bundled draft model, or the bundled EAGLE-3 head.")
+    ] = DemoMethod.DRAFT_MODEL,
 ) -> None:
     """Show the whole loop on this machine: traffic, drift, page, retraining, recovery (about 4 minutes)."""
     if find_spec("torch") is None:
@@ -169,7 +180,12 @@ def demo(
     from driftguard.demo.run import DemoOptions, run_demo
 
     options = DemoOptions(
-        json_file=json_file, alertmanager_url=alertmanager, keep=keep, seed=seed, log_directory=log_dir
+        json_file=json_file,
+        alertmanager_url=alertmanager,
+        keep=keep,
+        seed=seed,
+        log_directory=log_dir,
+        method=method.value,
     )
     raise typer.Exit(run_demo(options))
 

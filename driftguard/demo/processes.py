@@ -122,11 +122,12 @@ def start_sidecar(directory: Path, url: str, config: str) -> Process:
     return Process.start("sidecar", arguments, directory / "sidecar.log")
 
 
-def start_engine(directory: Path, url: str, sidecar_url: str) -> Process:
-    """Starts the engine with the bundled models. All files are in `directory`."""
+def start_engine(directory: Path, url: str, sidecar_url: str, method: str) -> Process:
+    """Starts the engine with the bundled models, of which that of `method` drafts. All files are in
+    `directory`."""
     arguments = [
         *("driftguard_engine", "--port", _port(url), "--server-name", SERVER),
-        *("--num-speculative-tokens", "3", "--threads", "1"),
+        *("--drafter", method, "--num-speculative-tokens", "3", "--threads", "1"),
         *("--sidecar", sidecar_url, "--spool-dir", str(directory / "spool")),
         *("--state-dir", str(directory / "engine"), "--capture-fraction", "1.0"),
     ]

@@ -45,6 +45,7 @@ class DemoOptions:
     keep: bool
     seed: int
     log_directory: Path | None
+    method: str = "draft_model"
 
 
 def run_demo(options: DemoOptions) -> int:
@@ -133,7 +134,7 @@ def _start(options: DemoOptions, screen: Screen, facts: Facts, directory: Path, 
     config = sidecar_config(directory, engine_url, sidecar_url, webhooks, alertmanagers)
     sidecar = start_sidecar(directory, sidecar_url, config)
     stack.callback(sidecar.stop)
-    engine = start_engine(directory, engine_url, sidecar_url)
+    engine = start_engine(directory, engine_url, sidecar_url, options.method)
     stack.callback(engine.stop)
     traffic.prepare(("python", "prose", "headers"))
     stack.callback(traffic.stop)

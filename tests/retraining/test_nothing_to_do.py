@@ -7,6 +7,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from sqlalchemy import update
 
 from driftguard.errors import BadInput, BadSettings, NotFound
 from driftguard.retraining.ledger.outcome import RetrainOutcome, Trigger
@@ -14,10 +15,11 @@ from driftguard.retraining.run import retrain
 from driftguard.settings import CaptureSettings, EngineSettings, Settings
 from driftguard.store import incidents, retrain_runs
 from driftguard.store.database import Database
-from driftguard.store.tables import RetrainRun
+from driftguard.store.tables import RetrainRun, Stream
 from tests.retraining.conftest import Drifted
 from tests.retraining.engine_stub import EngineStub
-from tests.retraining.world import incident_states, make_settings
+from tests.retraining.restarted import restarted_settings
+from tests.retraining.world import Models, incident_states, make_settings
 
 
 def runs(database: Database) -> list[RetrainRun]:
@@ -80,9 +82,21 @@ def test_another_run_is_under_way(drifted: Drifted) -> None:
 
 def test_a_drafter_without_a_model(drifted: Drifted, engine: EngineStub) -> None:
     engine.serving = {"name": "ngram", "version": "ngram", "method": "ngram", "directory": None}
-    assert "has method ngram: there is no model to train" in nothing(
+    assert "has method ngram: nothing can be made in its place" in nothing(
         retrain(drifted.database, drifted.settings)
     )
+
+
+def test_a_head_that_another_server_serves(drifted: Drifted, models: Models, tmp_path: Path) -> None:
+    """As vLLM's or SGLang's EAGLE: by restart, live, and with a directory that could be read."""
+    with drifted.database.session() as session:
+        session.execute(update(Stream).values(method="eagle3"))
+    settings = restarted_settings(
+        tmp_path, models.target, models.draft, update_url="http://127.0.0.1:9", promote_command=["true"]
+    )
+    outcome = retrain(drifted.database, settings, force=True)
+    assert "has method eagle3: nothing can be made in its place" in nothing(outcome)
+    assert "eagle3 for the built-in engine alone" in outcome.reason
 
 
 @pytest.mark.usefixtures("training_here")

@@ -250,6 +250,19 @@ def test_typical_acceptance_is_not_scored(served: Drifted, models: Models) -> No
     assert known(served) == (None, "typical")
 
 
+@pytest.mark.usefixtures("training_here")
+def test_a_head_is_scored_for_the_built_in_engine_alone(
+    served: Drifted, engine: EngineStub, models: Models
+) -> None:
+    with served.database.session() as session:
+        session.execute(text("UPDATE streams SET method = 'eagle3'"))
+    scored(served, restarted(served, models, "match"))
+    assert known(served) == (None, "no_draft_model")
+    with served.database.session() as session:
+        stored.take_back(session, served.incident_id)
+    assert scored(served) == "scored"
+
+
 def test_an_engine_that_does_not_answer_is_told(served: Drifted) -> None:
     scored(served, make_settings(served.settings.data_dir, "http://127.0.0.1:9"))
     assert known(served) == (None, "engine_silent")

@@ -11,7 +11,7 @@ Rule = Literal["rejection", "match"]
 MissingScores = Literal[
     "not_registered",  # the settings name no engine of this server
     "engine_silent",  # it does not say what it serves
-    "no_draft_model",  # the draft is none that can be run, such as an n-gram table
+    "no_draft_model",  # the draft is none that is run here, such as an n-gram table
     "not_here",  # a model's directory is not known, or not on this machine
     "typical",  # its rule keeps what the target might not say: no answer is the target's own
     "too_few",  # captured requests on one side that could be scored
