@@ -122,7 +122,7 @@ def start_sidecar(directory: Path, url: str, config: str) -> Process:
     return Process.start("sidecar", arguments, directory / "sidecar.log")
 
 
-def start_engine(directory: Path, url: str, sidecar_url: str, method: str) -> Process:
+def start_engine(directory: Path, url: str, sidecar_url: str, method: str = "draft_model") -> Process:
     """Starts the engine with the bundled models, of which that of `method` drafts. All files are in
     `directory`."""
     arguments = [

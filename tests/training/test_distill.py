@@ -80,14 +80,14 @@ def test_a_quarter_of_every_batch_is_replay_and_every_request_is_seen() -> None:
     train = [TrafficRequest("new", [1], [index]) for index in range(24)]
     replay = [TrafficRequest("old", [2], [index]) for index in range(8)]
     settings = DistillSettings(Path(), Path(), Path(), Path(), batch_requests=16)
-    made = batches(train, replay, settings)
+    made = batches(train, replay, settings, 0.25)
     first = [next(made), next(made)]
     for batch in first:
         assert sorted(request.segment for request in batch) == ["new"] * 12 + ["old"] * 4
     for requests in (train, replay):  # two batches are exactly one pass over each
         seen = [request for batch in first for request in batch if request in requests]
         assert sorted(seen, key=requests.index) == requests
-    assert {request.segment for request in next(batches(train, [], settings))} == {"new"}
+    assert {request.segment for request in next(batches(train, [], settings, 0.25))} == {"new"}
 
 
 def _killed_while_writing(arguments: Sequence[str]) -> None:

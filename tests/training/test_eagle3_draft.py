@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -20,10 +20,9 @@ from driftguard_training.evaluate import evaluate
 from driftguard_training.model_directories import load_model, model_version
 from driftguard_training.serving import DraftedAnswer, score_batch
 from driftguard_training.settings import EvaluateSettings
-from driftguard_training.teacher import read_answers
-from driftguard_training.traffic import ServedRequest
+from driftguard_training.teacher import Told, read_answers
+from driftguard_training.traffic import ServedRequest, TrafficRequest
 from safetensors.torch import load_file, save_file
-from transformers import GenerationConfig
 
 from tests.engine.core.eagle3_heads import load_target, save_distilled_head, save_random_head
 from tests.engine.core.tiny import request, save, serve
@@ -48,7 +47,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     target = Path(save(root / "target", seed=3))
     plain = Engine(EngineConfig(str(target), drafter="none", threads=1))
     end = answers(plain, 24, KNOWN[-1:], 0.0)[-1].output_token_ids[10]
-    GenerationConfig(eos_token_id=end).save_pretrained(target)
+    (target / "generation_config.json").write_text(json.dumps({"eos_token_id": end}))
     plain = Engine(EngineConfig(str(target), drafter="none", threads=1))
     known, moved = answers(plain, 40, KNOWN, 0.0), answers(plain, 200, MOVED)
     texts = [(*one.request.prompt_token_ids, *one.output_token_ids) for one in known]
@@ -135,8 +134,8 @@ class FirstPlaces:
     def __init__(self, draft: Draft) -> None:
         self._draft, self.features = draft, draft.features
 
-    def places(self, *arguments: Any) -> Any:
-        return self._draft.places(*arguments[:2], 1)
+    def places(self, requests: Sequence[TrafficRequest], told: Told, _k: int) -> Iterator[list[torch.Tensor]]:
+        return self._draft.places(requests, told, 1)
 
 
 def distil(made: Made, output: Path, *more: str) -> int:

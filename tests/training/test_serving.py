@@ -344,7 +344,7 @@ def test_the_acceptance_that_is_evaluated_is_what_the_engine_counts(tmp_path: Pa
             }
             print(json.dumps({"segment": "", **tokens}), file=file)
     report = evaluate(EvaluateSettings(BUNDLED / "target", (BUNDLED / kind,), traffic, 4, 0.0))
-    (draft,) = report["drafts"]  # type: ignore[misc]
+    draft = report["drafts"][0]  # type: ignore[index]
     (segment,) = draft["segments"]
     drafted, accepted, steps = (
         sum(getattr(one.counts, name) for one in finished) for name in ("drafted", "accepted", "steps")

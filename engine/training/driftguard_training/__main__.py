@@ -146,9 +146,9 @@ def _parser() -> argparse.ArgumentParser:
 def _add_distill(parser: argparse.ArgumentParser) -> None:
     parser.description = "Progress is one JSON object per line on stdout. Traffic: JSON Lines of " + _TRAFFIC
     parser.add_argument("--target", type=Path, required=True, help="directory of the target")
-    parser.add_argument("--draft", type=Path, required=True, help="directory of the draft to start from")
+    parser.add_argument("--draft", type=Path, required=True, help="draft model or EAGLE-3 head to start from")
     parser.add_argument("--train", type=Path, required=True, help="captured traffic to learn")
-    parser.add_argument("--replay", type=Path, help="older traffic; makes up a quarter of every batch")
+    parser.add_argument("--replay", type=Path, help="older traffic, for a part of every batch")
     parser.add_argument("--output", type=Path, required=True, help="new directory for the candidate")
     parser.add_argument("--steps", type=_whole(1), default=150)
     parser.add_argument("--seed", type=_whole(0), default=0)
@@ -181,7 +181,7 @@ def _add_score(parser: argparse.ArgumentParser) -> None:
         + '"drafting_steps" lists the parts of the steps that drafted at least 1, 2, ... tokens'
     )
     parser.add_argument("--target", type=Path, required=True, help="directory of the target")
-    parser.add_argument("--draft", type=Path, required=True, help="directory of the draft")
+    parser.add_argument("--draft", type=Path, required=True, help="directory of draft model or EAGLE-3 head")
     parser.add_argument("--traffic", type=Path, required=True, help="served requests")
 
 

@@ -18,7 +18,6 @@ from driftguard_training.pretraining import Schedule, adamw, apply_gradient
 from driftguard_training.settings import DistillSettings
 from driftguard_training.traffic import TrafficRequest, read_traffic
 
-_REPLAY_SHARE = 0.25
 _WARMUP_STEPS = 10
 _REPORT_EVERY_STEPS = 10
 
@@ -38,7 +37,7 @@ def distill(settings: DistillSettings, emit: Emit) -> None:
     target = load_model(settings.target, "target")
     draft = load_draft(settings.draft, target)
     train, replay = _read(settings, target, draft)
-    acceptance = _optimise(settings, draft, batches(train, replay, settings), emit)
+    acceptance = _optimise(settings, draft, batches(train, replay, settings, draft.replay_share), emit)
     facts: dict[str, object] = {
         "parent": model_version(settings.draft),
         "target": settings.target.name,
@@ -57,11 +56,11 @@ def distill(settings: DistillSettings, emit: Emit) -> None:
 
 
 def batches(
-    train: Sequence[TrafficRequest], replay: Sequence[TrafficRequest], settings: DistillSettings
+    train: Sequence[TrafficRequest], replay: Sequence[TrafficRequest], settings: DistillSettings, share: float
 ) -> Iterator[list[TrafficRequest]]:
-    """Batches without end: shuffled passes over `train`; a quarter of each batch from `replay`, if given."""
+    """Batches without end: shuffled passes over `train`; this share of each batch from `replay`, if given."""
     generator = random.Random(settings.seed)
-    replayed = round(settings.batch_requests * _REPLAY_SHARE) if replay else 0
+    replayed = round(settings.batch_requests * share) if replay else 0
     fresh, older = _passes(train, generator), _passes(replay, generator)
     while True:
         batch = list(itertools.islice(fresh, settings.batch_requests - replayed))

@@ -14,7 +14,7 @@ MINIMUM_REQUESTS = 128  # measured: with 16 requests the draft became worse
 
 @dataclass(frozen=True, slots=True)
 class DistillSettings:
-    """One distillation. `batch_requests` includes the replayed quarter."""
+    """One distillation. `batch_requests` includes what is replayed."""
 
     target: Path
     draft: Path

@@ -20,6 +20,7 @@ class Draft(ABC):
     module: nn.Module
     context_tokens: int
     features: tuple[int, ...] = ()  # layers of the target whose hidden states it reads
+    replay_share: float = 0.25  # of a batch, for what it has learned before
     least_tokens: int = 2  # of prompt and answer together; of fewer there is nothing to draft
 
     @abstractmethod
