@@ -36,13 +36,6 @@ app.add_typer(probe_commands, name="probe")
 Config = Annotated[
     Path | None, typer.Option("--config", help="TOML file with settings.", envvar="DRIFTGUARD_CONFIG")
 ]
-
-
-class DemoMethod(StrEnum):
-    DRAFT_MODEL = "draft_model"
-    EAGLE3 = "eagle3"
-
-
 Server = Annotated[str, typer.Option(help="Address of the sidecar.")]
 DEFAULT_SIDECAR = "http://127.0.0.1:8200"
 
@@ -155,6 +148,11 @@ def proxy(
     api_key = os.environ.get("DRIFTGUARD_API_KEY")
     configure_logging(loaded.log_level, secrets_of(loaded, api_key or ""))
     run_proxy(loaded.proxy, api_key)
+
+
+class DemoMethod(StrEnum):
+    DRAFT_MODEL = "draft_model"
+    EAGLE3 = "eagle3"
 
 
 @app.command()

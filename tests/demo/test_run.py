@@ -40,15 +40,17 @@ def test_an_earlier_demo_is_not_continued(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    ("number", "method"), [(signal.SIGTERM, "draft_model"), (signal.SIGHUP, "eagle3")], ids=str
+)
 def test_a_demo_has_a_database_of_its_own_and_leaves_nothing_running(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, method: str
 ) -> None:
     monkeypatch.setenv("DRIFTGUARD_DATABASE_URL", "postgresql://127.0.0.1:9/of_the_user")
-    command = [sys.executable, "-m", "driftguard", "demo", "--log-dir", str(tmp_path)]
+    command = [sys.executable, "-m", "driftguard", "demo", "--log-dir", str(tmp_path), "--method", method]
     demo = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
-        wait_until_running(tmp_path, "driftguard serve", "driftguard_engine", "postgres")
+        wait_until_running(tmp_path, "driftguard serve", f"--drafter {method}", "postgres")
         demo.send_signal(number)
         assert demo.wait(PATIENCE_SECONDS) == 128 + number
         assert running(tmp_path) == {}

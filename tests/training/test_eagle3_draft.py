@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -213,6 +214,26 @@ def test_an_embedding_of_its_own_is_not_trained(made: Made, tmp_path: Path) -> N
     changed = [name for name, each in before.items() if not torch.equal(each, after[name])]
     assert "embed_tokens.weight" not in changed
     assert "lm_head.weight" in changed
+
+
+def test_answers_behind_the_positions_that_a_head_was_trained_on_are_scored_as_they_are_served(
+    made: Made, tmp_path: Path
+) -> None:
+    head = tmp_path / "head"
+    shutil.copytree(made.head, head)
+    config = json.loads((head / "config.json").read_text())
+    config["transformer_layer_config"]["max_position_embeddings"] = 8
+    (head / "config.json").write_text(json.dumps(config))
+    (head / "SHA256SUMS").unlink()
+    done = answers(engine_of(made, head), 24, KNOWN, 0.0)
+    target = load_model(made.target, "target")
+    scores = score_batch(target, load_draft(head, target), [served_as(one) for one in done])
+    assert [one.counts.accepted for one in done] == pytest.approx(
+        [score.rejection.accepted_of_answer for score in scores], abs=1e-6
+    )
+    write(tmp_path / "long.jsonl", done)
+    settings = EvaluateSettings(made.target, (head,), tmp_path / "long.jsonl", K, 0.0)
+    assert evaluate(settings)["drafts"][0]["segments"][0]["steps"] > 0  # type: ignore[index]
 
 
 def test_prompts_are_no_part_of_the_loss(made: Made) -> None:

@@ -29,7 +29,7 @@ class Draft(ABC):
         of each of these tokens [N]. Each request has at least `least_tokens`."""
 
     @abstractmethod
-    def places(self, requests: Sequence[TrafficRequest], told: Told, k: int) -> Iterator[list[Tensor]]:
+    def places(self, requests: Sequence[TrafficRequest], told: Told, k: int, /) -> Iterator[list[Tensor]]:
         """For each place of a chain of k drafts, and of each request, the logits [n, V] from which the last n
         tokens of its answer are drafted at that place. The last one stands for those that are not given.
 

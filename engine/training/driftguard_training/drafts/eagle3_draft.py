@@ -55,7 +55,9 @@ class Eagle3Draft(Draft):
         self._target = target
         self._teacher = Teacher(self._told)
         self.directory, self.module = directory, self._head
-        self.context_tokens = int(self._head.config.layer.max_position_embeddings)
+        self.context_tokens = (
+            target.context_tokens
+        )  # the engine drafts behind the positions it was trained on
         self.features = self._head.config.features
 
     def loss(self, requests: Sequence[TrafficRequest], loss: Loss) -> tuple[Tensor, Tensor]:
