@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-Drafter = Literal["draft_model", "eagle3", "ngram", "suffix", "none"]
+Drafter = Literal["draft_model", "eagle3", "ngram", "suffix", "hybrid", "none"]
 ModelPath = Literal["auto", "generic"]
 Device = Literal["cpu", "cuda"]
 VerificationRule = Literal["token", "block"]
@@ -22,7 +22,8 @@ class EngineConfig:
     """Every choice of one engine; checked when made, InvalidConfig names the field.
 
     target, draft: local directories or hub names. The drafter "draft_model" needs a draft, "eagle3" a head
-    that was trained for the target, "suffix" may have the directory of a corpus.
+    that was trained for the target, "hybrid" either of them, "suffix" may have the directory of a corpus.
+    corpus: directory of a corpus, beside the draft of "hybrid".
     max_batch: slots, the most requests that run at once. max_length: tokens per slot, prompt and output
     together; the model's own context wins where it is shorter. max_waiting: requests queued for a slot.
     num_speculative_tokens: K where a request does not say; max_speculative_tokens: the most it may ask for.
@@ -32,6 +33,7 @@ class EngineConfig:
     verification: the rule by which drafts are accepted, see `verify`. "block" accepts as many as "token" or
     more.
     ngram_min_tokens, ngram_max_tokens: length of the suffix that n-gram lookup matches.
+    suffix_min_match: where the longest match has fewer tokens, the model of "hybrid" drafts.
     model_path: "generic" runs every model through transformers' own forward; "auto" does so only for models
     that the lean path cannot compute.
     prefix_reuse: where a prompt begins like an earlier one, the whole chunks of prefill_chunk_tokens that
@@ -56,16 +58,18 @@ class EngineConfig:
     prefix_reuse: bool = True
     ngram_min_tokens: int = 2
     ngram_max_tokens: int = 4
+    suffix_min_match: int = 4
     model_path: ModelPath = "auto"
     threads: int | None = None
     speculation: bool = True
+    corpus: str | None = None
     state_dir: Path | None = None
     server_name: str = "engine"
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "num_speculative_tokens", "max_speculative_tokens", "max_waiting"):
             _at_least(name, getattr(self, name), 1)
-        for name in ("prefill_chunk_tokens", "ngram_min_tokens"):
+        for name in ("prefill_chunk_tokens", "ngram_min_tokens", "suffix_min_match"):
             _at_least(name, getattr(self, name), 1)
         _at_least("max_length", self.max_length, 2)
         _at_least("ngram_max_tokens", self.ngram_max_tokens, self.ngram_min_tokens)
@@ -81,7 +85,12 @@ class EngineConfig:
         if self.verification not in get_args(VerificationRule):
             known = ", ".join(get_args(VerificationRule))
             raise InvalidConfig(f"verification: {self.verification!r} is not one of {known}")
-        if self.drafter in ("draft_model", "eagle3") and not self.draft:
+        if self.corpus is not None and self.drafter != "hybrid":
+            raise InvalidConfig(
+                f"corpus: given with the drafter {self.drafter!r}, but only 'hybrid' has a corpus beside its "
+                "draft; 'suffix' takes it as draft"
+            )
+        if self.drafter in ("draft_model", "eagle3", "hybrid") and not self.draft:
             raise InvalidConfig(
                 f"draft: missing; the drafter {self.drafter!r} needs a draft directory or hub name"
             )

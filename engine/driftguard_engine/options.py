@@ -23,6 +23,7 @@ class DrafterName(StrEnum):
     EAGLE3 = "eagle3"
     NGRAM = "ngram"
     SUFFIX = "suffix"
+    HYBRID = "hybrid"
     NONE = "none"
 
 
@@ -66,19 +67,28 @@ class ModelOptions:
         str | None,
         _option(
             "Draft model with the same tokenizer, or with --drafter eagle3 a head that was trained for the "
-            "target: a directory or a hub name. With --drafter suffix a corpus, if there is one.",
+            "target: a directory or a hub name; with --drafter hybrid either of them. With --drafter suffix "
+            "a corpus, if there is one.",
             MODELS,
         ),
+    ] = None
+    corpus: Annotated[
+        str | None, _option("With --drafter hybrid: a corpus that is looked up in, if there is one.", MODELS)
     ] = None
     drafter: Annotated[
         DrafterName | None,
         _option(
             "What drafts: a draft model, an EAGLE-3 head, n-gram lookup in the sequence, suffix lookup in "
-            "the sequence and in a corpus, or nothing. "
+            "the sequence and in a corpus, suffix lookup where it finds a long match and else the draft, or "
+            "nothing. "
             "Default: draft_model where there is a draft, else ngram.",
             MODELS,
         ),
     ] = None
+    suffix_min_match: Annotated[
+        int,
+        _option("With --drafter hybrid: tokens of a match that is drafted from; below, the draft.", MODELS),
+    ] = 4
     dtype: Annotated[
         DtypeName | None,
         _option("Number format of both models. Default: bfloat16 on CUDA, float32 on the CPU.", MODELS),
@@ -201,6 +211,8 @@ def engine_config(models: ModelOptions, limits: LimitOptions, server: ServerOpti
     return EngineConfig(
         target=target,
         draft=draft,
+        corpus=models.corpus,
+        suffix_min_match=models.suffix_min_match,
         drafter=drafter.value,
         dtype=dtype.value,
         device=models.device.value,

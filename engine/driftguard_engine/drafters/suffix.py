@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from driftguard_engine.drafters.base import Drafter
 from driftguard_engine.drafters.corpus import LONGEST_MATCH, TOKEN_BYTES, Corpus, packed, unpacked
@@ -34,17 +35,23 @@ class SuffixDrafter(Drafter):
 
     def draft(self, rows: RowState, verification: Verification, launcher: Launcher | None) -> None:
         tokens = verification.draft_tokens
-        found = np.full(tuple(tokens.shape), -1, np.int64)
+        tokens.copy_(self.look_up(rows, tokens.shape[1]))
+        steps.feed(launcher, rows, tokens, 0, tokens.shape[1])
+
+    def look_up(self, rows: RowState, drafts: int, least_match: int = 1) -> Tensor:
+        """Drafts of each row [B, K] int64 on the CPU, K = drafts, padded with -1; none of a row whose longest
+        match is shorter than least_match tokens."""
+        found = np.full((len(rows.slots), drafts), -1, np.int64)
         places = zip(rows.slots.tolist(), rows.lengths.tolist(), rows.drafted.tolist(), strict=True)
         for row, (slot, length, count) in enumerate(places):
             text = rows.state.token_ids[slot, max(length - SEARCHED, 0) : length]
-            drafts = self.continuation(packed(text.cpu().numpy()), count)
-            found[row, : len(drafts)] = drafts
-        tokens.copy_(torch.from_numpy(found))
-        steps.feed(launcher, rows, tokens, 0, tokens.shape[1])
+            tokens = self.continuation(packed(text.cpu().numpy()), count, least_match)
+            found[row, : len(tokens)] = tokens
+        return torch.from_numpy(found)
 
-    def continuation(self, text: bytes, count: int) -> list[int]:
-        """Up to count tokens behind a sequence, `packed`; at most MAX_SPEC_FACTOR times the match's length.
+    def continuation(self, text: bytes, count: int, least_match: int = 1) -> list[int]:
+        """Up to count tokens behind a sequence, `packed`; at most MAX_SPEC_FACTOR times the match's length,
+        and none where that is below least_match.
 
         A match in the sequence itself goes before one in the corpus that is no longer. One so close to the
         end that fewer tokens follow it goes on in its own copy.
@@ -54,6 +61,8 @@ class SuffixDrafter(Drafter):
         text = text[-SEARCHED * TOKEN_BYTES :]
         own, end = _longest_match(text)
         match = None if self._corpus is None else self._corpus.longest_match(text)
+        if max(own, 0 if match is None else match.length) < least_match:
+            return []
         if self._corpus is not None and match is not None and match.length > own:
             most = min(count, int(MAX_SPEC_FACTOR * match.length))
             return self._corpus.continuation(match, text, most, MIN_TOKEN_PROB)

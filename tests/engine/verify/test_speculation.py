@@ -79,6 +79,32 @@ def test_a_guess_is_certain() -> None:
     assert_verified(step.verify(target), known)
 
 
+def test_rows_are_guessed_beside_rows_that_are_drawn() -> None:
+    step, alone, (target, draft) = new_step(), new_step(), new_logits()
+    guessed = [1, 2, 6, 7]
+    guesses = target[:, :-1].argmax(-1)
+    step.guess(guessed, guesses)
+    draw_all(step, draft)
+    draw_all(alone, draft)
+    drawn = [row for row in range(ROWS) if row not in guessed]
+    tokens = alone.draft_tokens.clone()
+    tokens[guessed] = guesses[guessed]
+    for row, length in enumerate(LENGTHS.tolist()):
+        assert torch.equal(step.draft_tokens[row, :length], tokens[row, :length])
+    draft[guessed] = torch.full_like(draft, -torch.inf).scatter(-1, tokens.unsqueeze(-1), 0.0)[guessed]
+    known = verify_chain(target, draft, tokens, LENGTHS, *SETTINGS, POSITION)
+    for rows in (guessed, drawn):
+        assert 0 < int(known.accepted[rows].sum()) < int(LENGTHS[rows].sum())
+    assert_verified(step.verify(target), known)
+
+
+def test_a_row_cannot_be_guessed_after_a_draw() -> None:
+    step, (target, draft) = new_step(), new_logits()
+    draw_all(step, draft)
+    with pytest.raises(ValueError, match="guessed before anything is drawn"):
+        step.guess([0], target[:, :-1].argmax(-1))
+
+
 def test_a_row_without_usable_logits_is_told_and_others_are_what_they_are_without_it() -> None:
     drafted = torch.full((ROWS,), 2, dtype=torch.int32)
     step, good, (target, draft) = new_step(drafted), new_step(drafted), new_logits()
