@@ -33,6 +33,8 @@ class EngineConfig:
     verification: the rule by which drafts are accepted, see `verify`. "block" accepts as many as "token" or
     more.
     ngram_min_tokens, ngram_max_tokens: length of the suffix that n-gram lookup matches.
+    suffix_past_tokens: the newest tokens of ended requests that "suffix" and "hybrid" look up in too; 0 is
+    off. A seeded request at a temperature above 0 then draws tokens that depend on what ran before.
     suffix_min_match: where the longest match has fewer tokens, the model of "hybrid" drafts.
     model_path: "generic" runs every model through transformers' own forward; "auto" does so only for models
     that the lean path cannot compute.
@@ -58,6 +60,7 @@ class EngineConfig:
     prefix_reuse: bool = True
     ngram_min_tokens: int = 2
     ngram_max_tokens: int = 4
+    suffix_past_tokens: int = 0
     suffix_min_match: int = 4
     model_path: ModelPath = "auto"
     threads: int | None = None
@@ -71,6 +74,7 @@ class EngineConfig:
             _at_least(name, getattr(self, name), 1)
         for name in ("prefill_chunk_tokens", "ngram_min_tokens", "suffix_min_match"):
             _at_least(name, getattr(self, name), 1)
+        _at_least("suffix_past_tokens", self.suffix_past_tokens, 0)
         _at_least("max_length", self.max_length, 2)
         _at_least("ngram_max_tokens", self.ngram_max_tokens, self.ngram_min_tokens)
         _at_least("max_speculative_tokens", self.max_speculative_tokens, self.num_speculative_tokens)
@@ -85,6 +89,11 @@ class EngineConfig:
         if self.verification not in get_args(VerificationRule):
             known = ", ".join(get_args(VerificationRule))
             raise InvalidConfig(f"verification: {self.verification!r} is not one of {known}")
+        if self.suffix_past_tokens and self.drafter not in ("suffix", "hybrid"):
+            raise InvalidConfig(
+                f"suffix_past_tokens: given with the drafter {self.drafter!r}, but only 'suffix' and "
+                "'hybrid' look up in past outputs"
+            )
         if self.corpus is not None and self.drafter != "hybrid":
             raise InvalidConfig(
                 f"corpus: given with the drafter {self.drafter!r}, but only 'hybrid' has a corpus beside its "

@@ -34,6 +34,7 @@ from driftguard_engine.drafters.factory import (
     configured_draft,
 )
 from driftguard_engine.drafters.loaded import NO_DRAFT, Drafts, LoadedDraft
+from driftguard_engine.drafters.past_outputs import PastOutputs
 from driftguard_engine.drafters.state_file import SavedDraft, save_draft
 from driftguard_engine.kernels.backend import backend_of
 from driftguard_engine.kv_cache import Span
@@ -57,7 +58,8 @@ class Engine:
 
     `step` belongs to one thread; everything else may be called from any thread. On the CPU the output of a
     request with a seed is the same, bit for bit, whatever runs beside it. With config.adaptive_k and a
-    temperature above 0 only its distribution is the same, not the tokens drawn.
+    temperature above 0 only its distribution is the same, not the tokens drawn; so with
+    config.suffix_past_tokens.
 
     A request keeps the draft that is in service when it gets its slot, and its K unless K is adaptive.
     """
@@ -89,7 +91,8 @@ class Engine:
         self.target_name = self._target.name
         self.target_directory = str(self._target.directory)
         self.max_length = self._target.model.max_length
-        self._loader = DraftLoader(config, self._target, self._placement)
+        self._past = PastOutputs(config.suffix_past_tokens) if config.suffix_past_tokens else None
+        self._loader = DraftLoader(config, self._target, self._placement, self._past)
         self._drafts = Drafts(draft or self._loader.first())
         self._decoder = open_decoder(
             config, self._target.model, self._target.eos_token_ids, self._drafts.drafter
@@ -365,6 +368,8 @@ class Engine:
 
     def _leave(self, sequence: RunningSequence) -> None:
         request_id = sequence.request.request_id
+        if self._past is not None:
+            self._past.add(sequence.token_ids[len(sequence.request.prompt_token_ids) :])
         self._scheduler.remove(request_id)
         self._decoder.forget(sequence)
         if self._sequences.pop(request_id, None) is not None and sequence.draft is not _OFF:

@@ -85,6 +85,14 @@ class ModelOptions:
             MODELS,
         ),
     ] = None
+    suffix_past_tokens: Annotated[
+        int,
+        _option(
+            "With --drafter suffix and hybrid: look up in the newest so many tokens of ended requests too; "
+            "0: off. Clients can then learn from response times what others were answered.",
+            MODELS,
+        ),
+    ] = 0
     suffix_min_match: Annotated[
         int,
         _option("With --drafter hybrid: tokens of a match that is drafted from; below, the draft.", MODELS),
@@ -212,6 +220,7 @@ def engine_config(models: ModelOptions, limits: LimitOptions, server: ServerOpti
         target=target,
         draft=draft,
         corpus=models.corpus,
+        suffix_past_tokens=models.suffix_past_tokens,
         suffix_min_match=models.suffix_min_match,
         drafter=drafter.value,
         dtype=dtype.value,

@@ -15,6 +15,7 @@ from driftguard_engine.drafters.eagle3 import Eagle3Drafter
 from driftguard_engine.drafters.hybrid import HybridDrafter
 from driftguard_engine.drafters.loaded import NO_DRAFT, LoadedDraft
 from driftguard_engine.drafters.ngram import NgramDrafter
+from driftguard_engine.drafters.past_outputs import PastOutputs
 from driftguard_engine.drafters.state_file import SavedDraft, saved_draft
 from driftguard_engine.drafters.suffix import SuffixDrafter
 from driftguard_engine.models import device_memory
@@ -45,6 +46,7 @@ class DraftLoader:
     config: EngineConfig
     target: LoadedModel
     placement: Placement
+    past: PastOutputs | None
 
     def first(self) -> LoadedDraft:
         """The draft that was in service before the restart, else the configured one. Raises InvalidModel."""
@@ -68,7 +70,7 @@ class DraftLoader:
         """What needs no loading: it stays beside what is put into service, for a rollback to return to."""
         config = self.config
         if config.drafter == "suffix":
-            return LoadedDraft(DraftInfo("suffix", "no-corpus", "suffix"), SuffixDrafter(None))
+            return LoadedDraft(DraftInfo("suffix", "no-corpus", "suffix"), SuffixDrafter(None, self.past))
         if config.drafter == "ngram":
             least, most = config.ngram_min_tokens, config.ngram_max_tokens
             drafter = NgramDrafter(least, most)
@@ -111,7 +113,7 @@ class DraftLoader:
         if info.directory is None:
             raise ValueError(f"draft {info.version} has no files")
         if info.method == "suffix":
-            return LoadedDraft(info, SuffixDrafter(self._corpus(info.directory, "draft")))
+            return LoadedDraft(info, SuffixDrafter(self._corpus(info.directory, "draft"), self.past))
         if info.method != "hybrid":
             return LoadedDraft(info, self._model(info.directory))
         corpus = None if info.corpus is None else self._corpus(info.corpus, "corpus")
@@ -120,7 +122,7 @@ class DraftLoader:
             model, prefixes = serving.drafter.model, serving.prefixes
         else:
             model, prefixes = self._model(info.directory), PrefixCache()
-        drafter = HybridDrafter(SuffixDrafter(corpus), model, self.config.suffix_min_match)
+        drafter = HybridDrafter(SuffixDrafter(corpus, self.past), model, self.config.suffix_min_match)
         return LoadedDraft(info, drafter, prefixes=prefixes)
 
     def _corpus(self, name: str, field: str) -> Corpus:

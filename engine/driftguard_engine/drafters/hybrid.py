@@ -1,7 +1,7 @@
 """Suffix lookup where it finds a long match, else a draft model: decided for each row in each step.
 
-As the hybrid of suffix decoding (Oliaro et al. 2024, arXiv:2411.04975) with a model that drafts. What is looked
-up are tokens that were emitted, so that the choice depends on no token that is drawn in the step.
+As the hybrid of suffix decoding (Oliaro et al. 2024, arXiv:2411.04975) with a model that drafts. What is
+looked up are tokens that were emitted, so that the choice depends on no token that is drawn in the step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Drafting without a model: what followed the longest match of the sequence's end, in a corpus or in itself.
+"""Drafting without a model: what followed the longest match of the sequence's end, in itself, in what ended
+requests have emitted, or in a corpus.
 
 Suffix decoding (Oliaro et al. 2024, arXiv:2411.04975) for a chain of drafts. Drafts are not sampled, so the
 distribution of each is a point mass, and how many there are depends on tokens that were emitted, never on a
@@ -7,12 +8,15 @@ token that was drawn.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from driftguard_engine.drafters.base import Drafter
 from driftguard_engine.drafters.corpus import LONGEST_MATCH, TOKEN_BYTES, Corpus, packed, unpacked
+from driftguard_engine.drafters.past_outputs import PastOutputs
 from driftguard_engine.kernels import steps
 from driftguard_engine.kernels.cuda.launcher import Launcher
 from driftguard_engine.kernels.steps import RowState
@@ -26,12 +30,12 @@ SEARCHED = 16_384
 
 
 class SuffixDrafter(Drafter):
-    """See `Drafter`. corpus: None: only the sequence itself is searched."""
+    """See `Drafter`. Without a corpus and past outputs only the sequence itself is searched."""
 
     obstacle = "it looks up on the host, for which each step waits"
 
-    def __init__(self, corpus: Corpus | None) -> None:
-        self._corpus = corpus
+    def __init__(self, corpus: Corpus | None, past: PastOutputs | None = None) -> None:
+        self._corpus, self._past = corpus, past
 
     def draft(self, rows: RowState, verification: Verification, launcher: Launcher | None) -> None:
         tokens = verification.draft_tokens
@@ -53,22 +57,31 @@ class SuffixDrafter(Drafter):
         """Up to count tokens behind a sequence, `packed`; at most MAX_SPEC_FACTOR times the match's length,
         and none where that is below least_match.
 
-        A match in the sequence itself goes before one in the corpus that is no longer. One so close to the
-        end that fewer tokens follow it goes on in its own copy.
+        The longest match decides: of equal ones that in the sequence itself, then the newest past outputs,
+        then the corpus. In the sequence, one so close to the end that fewer tokens follow it goes on in its
+        own copy.
         """
         if not count:
             return []
         text = text[-SEARCHED * TOKEN_BYTES :]
-        own, end = _longest_match(text)
-        match = None if self._corpus is None else self._corpus.longest_match(text)
-        if max(own, 0 if match is None else match.length) < least_match:
+        length, end = _longest_match(text)
+        source: Corpus | None = None
+        for corpus in self._corpora():
+            if (longer := corpus.longest_match(text, length)) is not None:
+                source, match, length = corpus, longer, longer.length
+        if length < least_match:
             return []
-        if self._corpus is not None and match is not None and match.length > own:
-            most = min(count, int(MAX_SPEC_FACTOR * match.length))
-            return self._corpus.continuation(match, text, most, MIN_TOKEN_PROB)
-        most = min(count, int(MAX_SPEC_FACTOR * own))
+        most = min(count, int(MAX_SPEC_FACTOR * length))
+        if source is not None:
+            return source.continuation(match, text, most, MIN_TOKEN_PROB)
         followers = unpacked(text[end * TOKEN_BYTES :][: most * TOKEN_BYTES])
         return [followers[place % len(followers)] for place in range(most)]
+
+    def _corpora(self) -> Iterator[Corpus]:
+        if self._past is not None:
+            yield from self._past.corpora()
+        if self._corpus is not None:
+            yield self._corpus
 
 
 def _longest_match(text: bytes) -> tuple[int, int]:

@@ -150,6 +150,7 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "suffix": {"draft": "corpus"},
     "hybrid": {"draft": "draft", "corpus": "corpus"},
     "hybrid_with_head": {"draft": "head", "corpus": "corpus", "drafter": "hybrid"},
+    "hybrid_with_past": {"draft": "draft", "drafter": "hybrid", "past": 500},
 }
 
 
@@ -168,6 +169,7 @@ def letter_engine(letters: Path, drafter: str, verification: str = "token") -> E
             num_speculative_tokens=2,
             ngram_min_tokens=1,
             suffix_min_match=2,
+            suffix_past_tokens=parts.get("past", 0),
         )
     )
 
