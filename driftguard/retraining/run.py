@@ -160,6 +160,8 @@ def _nothing_to_make(job: Job) -> str:
     told = f"the draft in service, {draft.name}, has method {draft.method}"
     if engine_of(job.settings, job.info.server).update_engine == "sglang_ngram":
         return f"{told}, and a corpus is for ngram: its records must have that method (proxy --method ngram)"
+    if draft.method == "hybrid":
+        return f"{told}: neither the model nor the corpus of a hybrid is retrained yet"
     return f"{told}: there is no model to train, and no corpus to be made that the server would take"
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Literal, get_args
 
-Drafter = Literal["draft_model", "eagle3", "ngram", "suffix", "hybrid", "none"]
+DRAFTERS = ("draft_model", "eagle3", "ngram", "suffix", "hybrid", "none")
+DRAFTERS_GROUP = "driftguard_engine.drafters"  # of entry points: further drafters, of installed packages
 ModelPath = Literal["auto", "generic"]
 Device = Literal["cpu", "cuda"]
 VerificationRule = Literal["token", "block"]
@@ -21,6 +23,7 @@ class InvalidConfig(ValueError):
 class EngineConfig:
     """Every choice of one engine; checked when made, InvalidConfig names the field.
 
+    drafter: one of DRAFTERS, or the name of an installed one.
     target, draft: local directories or hub names. The drafter "draft_model" needs a draft, "eagle3" a head
     that was trained for the target, "hybrid" either of them, "suffix" may have the directory of a corpus.
     corpus: directory of a corpus, beside the draft of "hybrid".
@@ -46,7 +49,7 @@ class EngineConfig:
 
     target: str
     draft: str | None = None
-    drafter: Drafter = "draft_model"
+    drafter: str = "draft_model"
     dtype: str = "float32"
     device: Device = "cpu"
     max_batch: int = 8
@@ -84,8 +87,9 @@ class EngineConfig:
             raise InvalidConfig(f"dtype: {self.dtype!r} is not one of {', '.join(DTYPES)}")
         if self.device not in ("cpu", "cuda"):
             raise InvalidConfig(f"device: {self.device!r} is not one of cpu, cuda")
-        if self.drafter not in get_args(Drafter):
-            raise InvalidConfig(f"drafter: {self.drafter!r} is not one of {', '.join(get_args(Drafter))}")
+        if self.drafter not in DRAFTERS and self.drafter not in installed_drafters():
+            known = ", ".join((*DRAFTERS, *sorted(installed_drafters())))
+            raise InvalidConfig(f"drafter: {self.drafter!r} is not one of {known}")
         if self.verification not in get_args(VerificationRule):
             known = ", ".join(get_args(VerificationRule))
             raise InvalidConfig(f"verification: {self.verification!r} is not one of {known}")
@@ -103,6 +107,12 @@ class EngineConfig:
             raise InvalidConfig(
                 f"draft: missing; the drafter {self.drafter!r} needs a draft directory or hub name"
             )
+
+
+def installed_drafters() -> dict[str, EntryPoint]:
+    """By name. Of two packages with the same name the one that is first on the path counts."""
+    found = entry_points(group=DRAFTERS_GROUP)
+    return {name: found[name] for name in found.names}
 
 
 def _at_least(name: str, value: int, least: int) -> None:

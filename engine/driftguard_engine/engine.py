@@ -93,7 +93,8 @@ class Engine:
         self.max_length = self._target.model.max_length
         self._past = PastOutputs(config.suffix_past_tokens) if config.suffix_past_tokens else None
         self._loader = DraftLoader(config, self._target, self._placement, self._past)
-        self._drafts = Drafts(draft or self._loader.first())
+        plain = self._loader.without_files()
+        self._drafts = Drafts(draft or self._loader.first(plain))
         self._decoder = open_decoder(
             config, self._target.model, self._target.eos_token_ids, self._drafts.drafter
         )
@@ -112,7 +113,7 @@ class Engine:
         self._inbox: deque[tuple[Request, Moment]] = deque()
         self._known: set[str] = set()
         self._aborts: set[str] = set()
-        if (plain := self._loader.without_files()) is not None and not self._drafts.present(plain.info):
+        if plain is not None and not self._drafts.present(plain.info):
             self._prepare(plain.drafter)
             self._drafts.add(plain)
 

@@ -76,11 +76,11 @@ class ModelOptions:
         str | None, _option("With --drafter hybrid: a corpus that is looked up in, if there is one.", MODELS)
     ] = None
     drafter: Annotated[
-        DrafterName | None,
+        str | None,
         _option(
-            "What drafts: a draft model, an EAGLE-3 head, n-gram lookup in the sequence, suffix lookup in "
-            "the sequence and in a corpus, suffix lookup where it finds a long match and else the draft, or "
-            "nothing. "
+            "What drafts: draft_model (a small model), eagle3 (a head that reads the target's hidden "
+            "states), ngram (lookup in the sequence), suffix (lookup there and in a corpus), hybrid (suffix "
+            "lookup where it finds a long match, else the draft), none, or an installed drafter by its name. "
             "Default: draft_model where there is a draft, else ngram.",
             MODELS,
         ),
@@ -211,8 +211,8 @@ def engine_config(models: ModelOptions, limits: LimitOptions, server: ServerOpti
     target, draft, drafter = models.target, models.draft, models.drafter
     if target is None:
         target = str(BUNDLED / "target")
-        if drafter is not DrafterName.SUFFIX:
-            draft = draft or str(BUNDLED / ("eagle3" if drafter is DrafterName.EAGLE3 else "draft"))
+        if drafter is None or drafter in {*DrafterName} - {DrafterName.SUFFIX}:
+            draft = draft or str(BUNDLED / ("eagle3" if drafter == DrafterName.EAGLE3 else "draft"))
     if drafter is None:
         drafter = DrafterName.DRAFT_MODEL if draft else DrafterName.NGRAM
     dtype = models.dtype or (DtypeName.BFLOAT16 if models.device is DeviceName.CUDA else DtypeName.FLOAT32)
@@ -222,7 +222,7 @@ def engine_config(models: ModelOptions, limits: LimitOptions, server: ServerOpti
         corpus=models.corpus,
         suffix_past_tokens=models.suffix_past_tokens,
         suffix_min_match=models.suffix_min_match,
-        drafter=drafter.value,
+        drafter=str(drafter),
         dtype=dtype.value,
         device=models.device.value,
         max_batch=limits.max_batch,

@@ -6,8 +6,8 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from driftguard_engine.config import EngineConfig
-from driftguard_engine.core import DraftInfo, DraftMethod, InvalidModel
+from driftguard_engine.config import DRAFTERS, EngineConfig, installed_drafters
+from driftguard_engine.core import DraftInfo, InvalidModel
 from driftguard_engine.drafters.base import Drafter
 from driftguard_engine.drafters.corpus import Corpus, is_corpus, read_documents
 from driftguard_engine.drafters.draft_model import DraftModelDrafter
@@ -32,7 +32,7 @@ WITH_WEIGHTS = ("draft_model", "eagle3", "hybrid")  # methods whose drafts take 
 _NAMES = {"draft_model": "a draft model", "suffix": "a corpus", "eagle3": "an EAGLE-3 head"}
 
 
-def _kind_of(directory: Path) -> DraftMethod:
+def _kind_of(directory: Path) -> str:
     """By what it is drafted with alone."""
     if is_corpus(directory):
         return "suffix"
@@ -48,11 +48,11 @@ class DraftLoader:
     placement: Placement
     past: PastOutputs | None
 
-    def first(self) -> LoadedDraft:
-        """The draft that was in service before the restart, else the configured one. Raises InvalidModel."""
+    def first(self, plain: LoadedDraft | None) -> LoadedDraft:
+        """The draft that was in service before the restart, else the configured one. plain: `without_files`.
+        Raises InvalidModel."""
         config = self.config
         remembered = saved_draft(config.state_dir, configured_draft(config)) if config.state_dir else None
-        plain = self.without_files()
         if remembered is not None and plain is not None and remembered.version == plain.info.version:
             return plain
         if remembered is not None and remembered.directory is not None:
@@ -64,10 +64,11 @@ class DraftLoader:
                     remembered.version,
                     error.detail,
                 )
-        return self._configured()
+        return self._configured() or plain or LoadedDraft(NO_DRAFT, None)
 
     def without_files(self) -> LoadedDraft | None:
-        """What needs no loading: it stays beside what is put into service, for a rollback to return to."""
+        """What has no files that are loaded here, also an installed drafter: it stays beside what is put into
+        service, for a rollback to return to. Raises InvalidModel."""
         config = self.config
         if config.drafter == "suffix":
             return LoadedDraft(DraftInfo("suffix", "no-corpus", "suffix"), SuffixDrafter(None, self.past))
@@ -75,7 +76,26 @@ class DraftLoader:
             least, most = config.ngram_min_tokens, config.ngram_max_tokens
             drafter = NgramDrafter(least, most)
             return LoadedDraft(DraftInfo("ngram", f"ngram-{least}-{most}", "ngram"), drafter)
-        return None
+        return None if config.drafter in DRAFTERS else self._installed(config.drafter)
+
+    def _installed(self, name: str) -> LoadedDraft:
+        """An installed drafter, which its package makes of `draft` and of the target."""
+        entry = installed_drafters()[name]
+        package = "unknown" if entry.dist is None else f"{entry.dist.name}-{entry.dist.version}"
+        try:
+            drafter = entry.load()(self.config.draft, self.target, self.placement)
+        except Exception as error:  # of code that is not ours
+            raise InvalidModel(
+                f"drafter: {name!r} of {package} cannot be made ({type(error).__name__}: {error})",
+                field="drafter",
+            ) from error
+        if not isinstance(drafter, Drafter):
+            raise InvalidModel(
+                f"drafter: {name!r} of {package} makes {type(drafter).__name__}, which is no "
+                "driftguard_engine.drafters.base.Drafter",
+                field="drafter",
+            )
+        return LoadedDraft(DraftInfo(name, package, name), drafter)
 
     def describe(self, name: str, version: str | None, serving: DraftInfo | None = None) -> DraftInfo:
         """What the draft in a directory or of a hub name is called once it is loaded. Raises InvalidModel.
@@ -146,7 +166,7 @@ class DraftLoader:
             return self.open(self.describe(directory, saved.version))
         return self.open(self._hybrid(Path(directory).name, saved.version, directory, saved.corpus))
 
-    def _configured(self) -> LoadedDraft:
+    def _configured(self) -> LoadedDraft | None:
         config = self.config
         if config.drafter in (*_NAMES, "hybrid") and config.draft is not None:
             found = self.describe(config.draft, None)
@@ -157,7 +177,7 @@ class DraftLoader:
                     field="draft",
                 )
             return self.open(found)
-        return self.without_files() or LoadedDraft(NO_DRAFT, None)
+        return None
 
 
 def _eagle3_model(directory: Path, target: TokenModel, placement: Placement) -> Eagle3Model:
