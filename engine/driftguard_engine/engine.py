@@ -370,7 +370,9 @@ class Engine:
     def _leave(self, sequence: RunningSequence) -> None:
         request_id = sequence.request.request_id
         if self._past is not None:
-            self._past.add(sequence.token_ids[len(sequence.request.prompt_token_ids) :])
+            params = sequence.request.params
+            output = sequence.token_ids[len(sequence.request.prompt_token_ids) :]
+            self._past.add(output, params.seed if params.temperature > 0 else None)
         self._scheduler.remove(request_id)
         self._decoder.forget(sequence)
         if self._sequences.pop(request_id, None) is not None and sequence.draft is not _OFF:

@@ -46,16 +46,20 @@ class SuffixDrafter(Drafter):
         """Drafts of each row [B, K] int64 on the CPU, K = drafts, padded with -1; none of a row whose longest
         match is shorter than least_match tokens."""
         found = np.full((len(rows.slots), drafts), -1, np.int64)
-        places = zip(rows.slots.tolist(), rows.lengths.tolist(), rows.drafted.tolist(), strict=True)
-        for row, (slot, length, count) in enumerate(places):
+        told = (rows.slots, rows.lengths, rows.drafted, rows.seeds, rows.scales)
+        places = zip(*(each.tolist() for each in told), strict=True)
+        for row, (slot, length, count, seed, scale) in enumerate(places):
             text = rows.state.token_ids[slot, max(length - SEARCHED, 0) : length]
-            tokens = self.continuation(packed(text.cpu().numpy()), count, least_match)
+            known_seed = seed if scale else None
+            tokens = self.continuation(packed(text.cpu().numpy()), count, least_match, known_seed)
             found[row, : len(tokens)] = tokens
         return torch.from_numpy(found)
 
-    def continuation(self, text: bytes, count: int, least_match: int = 1) -> list[int]:
+    def continuation(
+        self, text: bytes, count: int, least_match: int = 1, seed: int | None = None
+    ) -> list[int]:
         """Up to count tokens behind a sequence, `packed`; at most MAX_SPEC_FACTOR times the match's length,
-        and none where that is below least_match.
+        and none where that is below least_match. seed: of its request, None: it is greedy.
 
         The longest match decides: of equal ones that in the sequence itself, then the newest past outputs,
         then the corpus. In the sequence, one so close to the end that fewer tokens follow it goes on in its
@@ -66,7 +70,7 @@ class SuffixDrafter(Drafter):
         text = text[-SEARCHED * TOKEN_BYTES :]
         length, end = _longest_match(text)
         source: Corpus | None = None
-        for corpus in self._corpora():
+        for corpus in self._corpora(seed):
             if (longer := corpus.longest_match(text, length)) is not None:
                 source, match, length = corpus, longer, longer.length
         if length < least_match:
@@ -77,9 +81,9 @@ class SuffixDrafter(Drafter):
         followers = unpacked(text[end * TOKEN_BYTES :][: most * TOKEN_BYTES])
         return [followers[place % len(followers)] for place in range(most)]
 
-    def _corpora(self) -> Iterator[Corpus]:
+    def _corpora(self, seed: int | None) -> Iterator[Corpus]:
         if self._past is not None:
-            yield from self._past.corpora()
+            yield from self._past.corpora(seed)
         if self._corpus is not None:
             yield self._corpus
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from driftguard_engine.config import InvalidConfig
+from driftguard_engine.core import SpeculationCounts
 from driftguard_engine.engine import Engine
 
 from tests.engine.core.corpora import save_corpus
@@ -79,6 +80,25 @@ def test_a_seeded_request_draws_other_tokens_after_others_and_the_same_after_the
         return tokens(engine, asked)["r"]
 
     assert served(1, 2) == served(1, 2) != served()
+
+
+def test_what_a_request_of_the_same_seed_emitted_is_not_drafted_but_where_one_of_them_is_greedy(
+    new_engine: Callable[..., Engine],
+) -> None:
+    """Its random numbers are those that verify the guesses."""
+
+    def served(engine: Engine, temperature: float, seed: int) -> SpeculationCounts:
+        asked = request("r", PROMPT, 60, temperature=temperature, seed=seed)
+        return serve(engine, asked)["r"].counts
+
+    plain, engine = new_engine(**SUFFIX), new_engine(suffix_past_tokens=1000, **SUFFIX)
+    expected = served(plain, 0.01, 3)
+    assert served(engine, 0.01, 3) == served(engine, 0.01, 3) == expected
+    assert served(engine, 0.01, 4).accepted > expected.accepted + 20
+    assert served(engine, 0.0, 3).accepted > expected.accepted + 20
+    greedy_first = new_engine(suffix_past_tokens=1000, **SUFFIX)
+    served(greedy_first, 0.0, 3)
+    assert served(greedy_first, 0.01, 3).accepted > expected.accepted + 20
 
 
 def test_a_drafter_that_looks_up_nothing_is_refused_by_name(new_engine: Callable[..., Engine]) -> None:

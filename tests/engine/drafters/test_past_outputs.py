@@ -21,12 +21,12 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 def filled(most: int, *outputs: list[int]) -> PastOutputs:
     past = PastOutputs(most)
     for output in outputs:
-        past.add(output)
+        past.add(output, None)
     return past
 
 
 def longest_of(past: PastOutputs, sequence: list[int]) -> int:
-    matches = (corpus.longest_match(packed(sequence[-LONGEST_MATCH:])) for corpus in past.corpora())
+    matches = (corpus.longest_match(packed(sequence[-LONGEST_MATCH:])) for corpus in past.corpora(None))
     return max((match.length for match in matches if match is not None), default=0)
 
 
@@ -36,7 +36,7 @@ def test_the_longest_match_is_that_in_all_outputs(seed: int) -> None:
     outputs = [draw.choices(range(4), k=draw.randrange(21)) for _ in range(30)]
     past = PastOutputs(10_000)
     for count, output in enumerate(outputs, 1):
-        past.add(output)
+        past.add(output, None)
         sequence = draw.choices(range(4), k=30)
         assert longest_of(past, sequence) == longest(sequence, outputs[:count])
     assert past.tokens == sum(map(len, outputs))
@@ -47,7 +47,7 @@ def test_the_newest_tokens_are_kept_and_no_more_than_asked_for(most: int) -> Non
     draw, past, outputs = random.Random(most), PastOutputs(most), list[list[int]]()
     for number in range(400):
         outputs.append([number] * draw.choice([0, 1, 5, 15]))
-        past.add(outputs[-1])
+        past.add(outputs[-1], None)
         emitted = [token for output in outputs for token in output]
         assert min(len(emitted), most - most // 8 - 15) <= past.tokens <= most
         if emitted:
@@ -75,3 +75,13 @@ def test_no_match_reaches_from_one_output_into_the_next() -> None:
     drafter = SuffixDrafter(None, filled(1000, [1, 2], [3, 4]))
     assert drafter.continuation(packed([1, 2]), 4) == []
     assert drafter.continuation(packed([2, 3]), 4) == [4]
+
+
+def test_outputs_of_the_same_seed_are_not_shown_and_others_are() -> None:
+    past = PastOutputs(1000)
+    for seed, output in [(7, [1, 2, 3, 4]), (8, [20] * 18), (None, [1, 2, 5, 6])]:
+        past.add(output, seed)
+    drafter = SuffixDrafter(None, past)
+    told = {seed: drafter.continuation(packed([9, 1, 2, 3]), 1, seed=seed) for seed in (None, 7, 8)}
+    assert told == {None: [4], 7: [], 8: [4]}
+    assert drafter.continuation(packed([9, 1, 2]), 2, seed=7) == [5, 6]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from driftguard_engine.kernels.tensor_checks import InvalidLogits, checked_sampling
 from driftguard_engine.speculation import Verification, Verified
 from driftguard_engine.verify import VerifyResult, verification_of, verify_chain
+from scipy import stats
 from torch import Tensor
 
 from tests.engine.verify.distributions import sample_draft
@@ -96,6 +98,26 @@ def test_rows_are_guessed_beside_rows_that_are_drawn() -> None:
     for rows in (guessed, drawn):
         assert 0 < int(known.accepted[rows].sum()) < int(LENGTHS[rows].sum())
     assert_verified(step.verify(target), known)
+
+
+@pytest.mark.parametrize("offset", [0, 1_000_000])
+def test_a_guess_may_come_from_another_seed_and_not_from_the_numbers_that_verify_it(offset: int) -> None:
+    """Why `PastOutputs` keeps seeds: with the same one the law is missed."""
+    rows, p = 20_000, torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05])
+    plain, seed, position = torch.ones(rows), torch.arange(rows), np.full(rows, 9)
+
+    def emitted(guesses: Tensor, seeds: Tensor) -> Tensor:
+        sampling = checked_sampling(plain, torch.zeros(rows).long(), plain, seeds, rows, CPU)
+        drafts = guesses.shape[1]
+        drafted = torch.full((rows,), drafts, dtype=torch.int32)
+        step = verification_of(sampling, position, drafted, drafts, len(p), torch.float32)
+        step.draft_tokens.copy_(guesses)
+        return step.verify(p.log().expand(rows, drafts + 1, len(p))).tokens[:, :1]
+
+    before = emitted(torch.empty(rows, 0, dtype=torch.int64), seed + offset)
+    counts = emitted(before, seed).flatten().bincount(minlength=len(p))
+    found = float(stats.chisquare(counts.numpy(), p.double().numpy() * rows, sum_check=False).pvalue)
+    assert found > 1e-3 if offset else found < 1e-6
 
 
 def test_a_row_cannot_be_guessed_after_a_draw() -> None:
