@@ -64,7 +64,7 @@ class EngineConfig:
     ngram_min_tokens: int = 2
     ngram_max_tokens: int = 4
     suffix_past_tokens: int = 0
-    suffix_min_match: int = 4
+    suffix_min_match: int = 3
     model_path: ModelPath = "auto"
     threads: int | None = None
     speculation: bool = True

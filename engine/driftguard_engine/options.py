@@ -96,7 +96,7 @@ class ModelOptions:
     suffix_min_match: Annotated[
         int,
         _option("With --drafter hybrid: tokens of a match that is drafted from; below, the draft.", MODELS),
-    ] = 4
+    ] = 3
     dtype: Annotated[
         DtypeName | None,
         _option("Number format of both models. Default: bfloat16 on CUDA, float32 on the CPU.", MODELS),
