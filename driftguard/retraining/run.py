@@ -160,6 +160,8 @@ def _nothing_to_make(job: Job) -> str:
     told = f"the draft in service, {draft.name}, has method {draft.method}"
     if engine_of(job.settings, job.info.server).update_engine == "sglang_ngram":
         return f"{told}, and a corpus is for ngram: its records must have that method (proxy --method ngram)"
+    if draft.method == "hybrid":
+        return f"{told}: neither the model nor the corpus of a hybrid is retrained yet"
     return (
         f"{told}: nothing can be made in its place. draft_model is trained for any server, eagle3 for the "
         "built-in engine alone; a corpus is made for the built-in engine's suffix and for an SGLang's ngram"

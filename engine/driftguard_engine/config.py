@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Literal, get_args
 
-Drafter = Literal["draft_model", "eagle3", "ngram", "suffix", "none"]
+DRAFTERS = ("draft_model", "eagle3", "ngram", "suffix", "hybrid", "none")
+DRAFTERS_GROUP = "driftguard_engine.drafters"  # of entry points: further drafters, of installed packages
 ModelPath = Literal["auto", "generic"]
 Device = Literal["cpu", "cuda"]
 VerificationRule = Literal["token", "block"]
@@ -21,8 +23,10 @@ class InvalidConfig(ValueError):
 class EngineConfig:
     """Every choice of one engine; checked when made, InvalidConfig names the field.
 
+    drafter: one of DRAFTERS, or the name of an installed one.
     target, draft: local directories or hub names. The drafter "draft_model" needs a draft, "eagle3" a head
-    that was trained for the target, "suffix" may have the directory of a corpus.
+    that was trained for the target, "hybrid" either of them, "suffix" may have the directory of a corpus.
+    corpus: directory of a corpus, beside the draft of "hybrid".
     max_batch: slots, the most requests that run at once. max_length: tokens per slot, prompt and output
     together; the model's own context wins where it is shorter. max_waiting: requests queued for a slot.
     num_speculative_tokens: K where a request does not say; max_speculative_tokens: the most it may ask for.
@@ -32,6 +36,9 @@ class EngineConfig:
     verification: the rule by which drafts are accepted, see `verify`. "block" accepts as many as "token" or
     more.
     ngram_min_tokens, ngram_max_tokens: length of the suffix that n-gram lookup matches.
+    suffix_past_tokens: the newest tokens of ended requests that "suffix" and "hybrid" look up in too; 0 is
+    off. A seeded request at a temperature above 0 then draws tokens that depend on what ran before.
+    suffix_min_match: where the longest match has fewer tokens, the model of "hybrid" drafts.
     model_path: "generic" runs every model through transformers' own forward; "auto" does so only for models
     that the lean path cannot compute.
     prefix_reuse: where a prompt begins like an earlier one, the whole chunks of prefill_chunk_tokens that
@@ -42,7 +49,7 @@ class EngineConfig:
 
     target: str
     draft: str | None = None
-    drafter: Drafter = "draft_model"
+    drafter: str = "draft_model"
     dtype: str = "float32"
     device: Device = "cpu"
     max_batch: int = 8
@@ -56,17 +63,21 @@ class EngineConfig:
     prefix_reuse: bool = True
     ngram_min_tokens: int = 2
     ngram_max_tokens: int = 4
+    suffix_past_tokens: int = 0
+    suffix_min_match: int = 3
     model_path: ModelPath = "auto"
     threads: int | None = None
     speculation: bool = True
+    corpus: str | None = None
     state_dir: Path | None = None
     server_name: str = "engine"
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "num_speculative_tokens", "max_speculative_tokens", "max_waiting"):
             _at_least(name, getattr(self, name), 1)
-        for name in ("prefill_chunk_tokens", "ngram_min_tokens"):
+        for name in ("prefill_chunk_tokens", "ngram_min_tokens", "suffix_min_match"):
             _at_least(name, getattr(self, name), 1)
+        _at_least("suffix_past_tokens", self.suffix_past_tokens, 0)
         _at_least("max_length", self.max_length, 2)
         _at_least("ngram_max_tokens", self.ngram_max_tokens, self.ngram_min_tokens)
         _at_least("max_speculative_tokens", self.max_speculative_tokens, self.num_speculative_tokens)
@@ -76,15 +87,32 @@ class EngineConfig:
             raise InvalidConfig(f"dtype: {self.dtype!r} is not one of {', '.join(DTYPES)}")
         if self.device not in ("cpu", "cuda"):
             raise InvalidConfig(f"device: {self.device!r} is not one of cpu, cuda")
-        if self.drafter not in get_args(Drafter):
-            raise InvalidConfig(f"drafter: {self.drafter!r} is not one of {', '.join(get_args(Drafter))}")
+        if self.drafter not in DRAFTERS and self.drafter not in installed_drafters():
+            known = ", ".join((*DRAFTERS, *sorted(installed_drafters())))
+            raise InvalidConfig(f"drafter: {self.drafter!r} is not one of {known}")
         if self.verification not in get_args(VerificationRule):
             known = ", ".join(get_args(VerificationRule))
             raise InvalidConfig(f"verification: {self.verification!r} is not one of {known}")
-        if self.drafter in ("draft_model", "eagle3") and not self.draft:
+        if self.suffix_past_tokens and self.drafter not in ("suffix", "hybrid"):
+            raise InvalidConfig(
+                f"suffix_past_tokens: given with the drafter {self.drafter!r}, but only 'suffix' and "
+                "'hybrid' look up in past outputs"
+            )
+        if self.corpus is not None and self.drafter != "hybrid":
+            raise InvalidConfig(
+                f"corpus: given with the drafter {self.drafter!r}, but only 'hybrid' has a corpus beside its "
+                "draft; 'suffix' takes it as draft"
+            )
+        if self.drafter in ("draft_model", "eagle3", "hybrid") and not self.draft:
             raise InvalidConfig(
                 f"draft: missing; the drafter {self.drafter!r} needs a draft directory or hub name"
             )
+
+
+def installed_drafters() -> dict[str, EntryPoint]:
+    """By name. Of two packages with the same name the one that is first on the path counts."""
+    found = entry_points(group=DRAFTERS_GROUP)
+    return {name: found[name] for name in found.names}
 
 
 def _at_least(name: str, value: int, least: int) -> None:

@@ -8,7 +8,6 @@ from typing import Literal
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 VerificationRule = Literal["token", "block"]
-DraftMethod = Literal["draft_model", "eagle3", "ngram", "suffix", "none"]
 
 
 class EngineError(Exception):
@@ -121,13 +120,15 @@ class SpeculationCounts:
 
 @dataclass(frozen=True, slots=True)
 class DraftInfo:
-    """Which draft serves. `version` names the draft in records; `directory` is None where there are no files,
-    as for n-gram lookup."""
+    """Which draft serves. `method` is the name of its drafter; `version` names the draft in records;
+    `directory` is None where there are no files, as for n-gram lookup; `corpus` is that of a hybrid, beside
+    its model."""
 
     name: str
     version: str
-    method: DraftMethod
+    method: str
     directory: str | None = None
+    corpus: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

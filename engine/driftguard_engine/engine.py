@@ -30,13 +30,11 @@ from driftguard_engine.decode.turns import Turns
 from driftguard_engine.drafters.base import Drafter
 from driftguard_engine.drafters.factory import (
     WITH_WEIGHTS,
+    DraftLoader,
     configured_draft,
-    describe_draft,
-    draft_without_files,
-    first_draft,
-    open_draft,
 )
 from driftguard_engine.drafters.loaded import NO_DRAFT, Drafts, LoadedDraft
+from driftguard_engine.drafters.past_outputs import PastOutputs
 from driftguard_engine.drafters.state_file import SavedDraft, save_draft
 from driftguard_engine.kernels.backend import backend_of
 from driftguard_engine.kv_cache import Span
@@ -60,7 +58,8 @@ class Engine:
 
     `step` belongs to one thread; everything else may be called from any thread. On the CPU the output of a
     request with a seed is the same, bit for bit, whatever runs beside it. With config.adaptive_k and a
-    temperature above 0 only its distribution is the same, not the tokens drawn.
+    temperature above 0 only its distribution is the same, not the tokens drawn; so with
+    config.suffix_past_tokens.
 
     A request keeps the draft that is in service when it gets its slot, and its K unless K is adaptive.
     """
@@ -92,7 +91,10 @@ class Engine:
         self.target_name = self._target.name
         self.target_directory = str(self._target.directory)
         self.max_length = self._target.model.max_length
-        self._drafts = Drafts(draft or first_draft(config, self._target, self._placement))
+        self._past = PastOutputs(config.suffix_past_tokens) if config.suffix_past_tokens else None
+        self._loader = DraftLoader(config, self._target, self._placement, self._past)
+        plain = self._loader.without_files()
+        self._drafts = Drafts(draft or self._loader.first(plain))
         self._decoder = open_decoder(
             config, self._target.model, self._target.eos_token_ids, self._drafts.drafter
         )
@@ -111,7 +113,7 @@ class Engine:
         self._inbox: deque[tuple[Request, Moment]] = deque()
         self._known: set[str] = set()
         self._aborts: set[str] = set()
-        if (plain := draft_without_files(config)) is not None and not self._drafts.present(plain.info):
+        if plain is not None and not self._drafts.present(plain.info):
             self._prepare(plain.drafter)
             self._drafts.add(plain)
 
@@ -123,14 +125,15 @@ class Engine:
         """
         with self._loading:
             self._check_loads()
-            wanted = describe_draft(directory, version)
+            serving = self._drafts.in_service
+            wanted = self._loader.describe(directory, version, serving.info)
             present = self._drafts.present(wanted)
             if present is not None:
                 return present
-            if wanted.method in WITH_WEIGHTS:
+            if wanted.method in WITH_WEIGHTS and wanted.directory != serving.info.directory:
                 self._check_fits(directory)
             try:
-                draft = open_draft(directory, wanted.version, self._target, self._placement)
+                draft = self._loader.open(wanted, serving)
                 self._prepare(draft.drafter)
             except torch.OutOfMemoryError as error:
                 raise InvalidModel(
@@ -143,8 +146,8 @@ class Engine:
         """Raises InvalidModel."""
         with self._turns.turn():
             free = device_memory.free_bytes(self._placement.device)
-        models = [draft for draft in self.drafts if draft.method in WITH_WEIGHTS]
-        held = [("draft", draft.directory) for draft in models if draft.directory is not None]
+        models = {draft.directory for draft in self.drafts if draft.method in WITH_WEIGHTS}
+        held = [("draft", directory) for directory in models if directory is not None]
         held.append(("target", self.target_directory))
         device_memory.check_fits(self.config, self._placement, free, [("draft", directory)], held)
 
@@ -188,7 +191,9 @@ class Engine:
             info = self._drafts.find(version)
             if self.config.state_dir is not None:
                 configured = configured_draft(self.config)
-                save_draft(self.config.state_dir, SavedDraft(configured, info.directory, version))
+                save_draft(
+                    self.config.state_dir, SavedDraft(configured, info.directory, version, info.corpus)
+                )
             return self._drafts.swap(version)
 
     def set_speculation(self, enabled: bool) -> None:
@@ -364,6 +369,10 @@ class Engine:
 
     def _leave(self, sequence: RunningSequence) -> None:
         request_id = sequence.request.request_id
+        if self._past is not None:
+            params = sequence.request.params
+            output = sequence.token_ids[len(sequence.request.prompt_token_ids) :]
+            self._past.add(output, params.seed if params.temperature > 0 else None)
         self._scheduler.remove(request_id)
         self._decoder.forget(sequence)
         if self._sequences.pop(request_id, None) is not None and sequence.draft is not _OFF:

@@ -23,6 +23,7 @@ class DrafterName(StrEnum):
     EAGLE3 = "eagle3"
     NGRAM = "ngram"
     SUFFIX = "suffix"
+    HYBRID = "hybrid"
     NONE = "none"
 
 
@@ -66,19 +67,36 @@ class ModelOptions:
         str | None,
         _option(
             "Draft model with the same tokenizer, or with --drafter eagle3 a head that was trained for the "
-            "target: a directory or a hub name. With --drafter suffix a corpus, if there is one.",
+            "target: a directory or a hub name; with --drafter hybrid either of them. With --drafter suffix "
+            "a corpus, if there is one.",
             MODELS,
         ),
     ] = None
+    corpus: Annotated[
+        str | None, _option("With --drafter hybrid: a corpus that is looked up in, if there is one.", MODELS)
+    ] = None
     drafter: Annotated[
-        DrafterName | None,
+        str | None,
         _option(
-            "What drafts: a draft model, an EAGLE-3 head, n-gram lookup in the sequence, suffix lookup in "
-            "the sequence and in a corpus, or nothing. "
+            "What drafts: draft_model (a small model), eagle3 (a head that reads the target's hidden "
+            "states), ngram (lookup in the sequence), suffix (lookup there and in a corpus), hybrid (suffix "
+            "lookup where it finds a long match, else the draft), none, or an installed drafter by its name. "
             "Default: draft_model where there is a draft, else ngram.",
             MODELS,
         ),
     ] = None
+    suffix_past_tokens: Annotated[
+        int,
+        _option(
+            "With --drafter suffix and hybrid: look up in the newest so many tokens of ended requests too; "
+            "0: off. Clients can then learn from response times what others were answered.",
+            MODELS,
+        ),
+    ] = 0
+    suffix_min_match: Annotated[
+        int,
+        _option("With --drafter hybrid: tokens of a match that is drafted from; below, the draft.", MODELS),
+    ] = 3
     dtype: Annotated[
         DtypeName | None,
         _option("Number format of both models. Default: bfloat16 on CUDA, float32 on the CPU.", MODELS),
@@ -193,15 +211,18 @@ def engine_config(models: ModelOptions, limits: LimitOptions, server: ServerOpti
     target, draft, drafter = models.target, models.draft, models.drafter
     if target is None:
         target = str(BUNDLED / "target")
-        if drafter is not DrafterName.SUFFIX:
-            draft = draft or str(BUNDLED / ("eagle3" if drafter is DrafterName.EAGLE3 else "draft"))
+        if drafter is None or drafter in {*DrafterName} - {DrafterName.SUFFIX}:
+            draft = draft or str(BUNDLED / ("eagle3" if drafter == DrafterName.EAGLE3 else "draft"))
     if drafter is None:
         drafter = DrafterName.DRAFT_MODEL if draft else DrafterName.NGRAM
     dtype = models.dtype or (DtypeName.BFLOAT16 if models.device is DeviceName.CUDA else DtypeName.FLOAT32)
     return EngineConfig(
         target=target,
         draft=draft,
-        drafter=drafter.value,
+        corpus=models.corpus,
+        suffix_past_tokens=models.suffix_past_tokens,
+        suffix_min_match=models.suffix_min_match,
+        drafter=str(drafter),
         dtype=dtype.value,
         device=models.device.value,
         max_batch=limits.max_batch,

@@ -240,7 +240,7 @@ def table(tasks: dict[str, Task]) -> Iterator[str]:
 def main(
     questions: Annotated[Path, typer.Argument(help="Spec-Bench's question.jsonl.")],
     output: Annotated[Path, typer.Option(help="Answers with speculation, in Spec-Bench's format.")],
-    method: Annotated[DrafterName, typer.Option(help="What drafts.")] = DrafterName.DRAFT_MODEL,
+    method: Annotated[str, typer.Option(help="What drafts.")] = DrafterName.DRAFT_MODEL.value,
     baseline_output: Annotated[Path | None, typer.Option(help="Answers without it, in its format.")] = None,
     target: Annotated[str | None, typer.Option(help="Target model. Without it the bundled one.")] = None,
     draft: Annotated[str | None, typer.Option(help="Draft model, EAGLE-3 head or corpus.")] = None,
@@ -279,7 +279,7 @@ def main(
             ]
 
             def write(question: Question, fast: Answer, slow: Answer) -> None:
-                told = ((fast, method.value), (slow, DrafterName.NONE.value))
+                told = ((fast, method), (slow, DrafterName.NONE.value))
                 for file, (answer, drafter) in zip(opened, told, strict=True):
                     if file is not None:
                         file.write(answer.line(question, f"{engine.target_name}-{drafter}"))

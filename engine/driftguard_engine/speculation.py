@@ -6,6 +6,7 @@ distribution: it draws -1, or its status says so, and other rows are what they a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -19,12 +20,13 @@ from driftguard_engine.kernels import verify as verify_kernels
 from driftguard_engine.kernels.cuda.launcher import Launcher
 from driftguard_engine.kernels.reference import verify as reference
 from driftguard_engine.kernels.reference.distribution import TokenDistributions
-from driftguard_engine.kernels.reference.sampling import EVERY, Index, Integers, SamplingBatch
+from driftguard_engine.kernels.reference.sampling import EVERY, Index, Integers, SamplingBatch, Truths
 from driftguard_engine.kernels.reference.verify import Arrays, Rule, StepNoise, singles
 from driftguard_engine.kernels.tensor_checks import without_distribution
 from driftguard_engine.kernels.verify import SamplingTensors, Workspace
 
 _TARGET, _DRAFT = 1, 2  # whose logits have no distribution
+_TOO_LATE = "rows are guessed before anything is drawn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +42,8 @@ class Verification(Protocol):
     """One step of B rows with up to K drafts each, over V tokens. It is made with `drafted` [B]: how many
     drafts each row has, read at every call.
 
-    The distribution of each token that is drawn is kept, so that no other one can be used to verify it. Where
-    nothing was drawn or offered, the draft tokens are guesses, whose distribution is a point mass.
+    The distribution of each token that is drawn is kept, so that no other one can be used to verify it. The
+    distribution of a guess is a point mass. Where nothing was drawn or offered, all draft tokens are guesses.
     """
 
     draft_tokens: Tensor  # [B, K] int64; an id that the vocabulary lacks (-1: no proposal) is rejected
@@ -51,8 +53,16 @@ class Verification(Protocol):
         """[B, K, V]: where a draft model writes its logits."""
         ...
 
+    def guess(self, rows: Sequence[int], tokens: Tensor) -> None:
+        """Guesses all drafts of these rows: those of tokens [B, K], on the CPU. Other rows may be drawn.
+
+        Raises ValueError behind a draw: which rows are guessed must not depend on what was drawn.
+        """
+        ...
+
     def draw(self, step: int) -> None:
-        """Draws draft token `step` of the rows that have more drafts, from draft_logits[:, step]."""
+        """Draws draft token `step` of the rows that have more drafts and are not guessed, from
+        draft_logits[:, step]."""
         ...
 
     def offer(self, logits: Tensor, tokens: Tensor) -> None:
@@ -80,15 +90,26 @@ class KernelVerification:
         """drafted: int32. drafts: K. dtype: of both models' logits, one that the kernels read."""
         batch, device = len(sampling.seed), sampling.seed.device
         self._launcher, self._sampling, self._drafted = launcher, sampling, drafted
-        self._drawn = False
+        self._drawn = 0  # steps
+        self._guessed: Tensor | None = None  # rows
         self._space = Workspace.empty(batch, drafts, vocabulary, device, sampling.narrows, rule)
         self.draft_logits = torch.empty(batch, drafts, vocabulary, dtype=dtype, device=device)
         self.draft_tokens = self._space.draft_tokens
 
+    def guess(self, rows: Sequence[int], tokens: Tensor) -> None:
+        if self._drawn:
+            raise ValueError(_TOO_LATE)
+        self._guessed = torch.tensor(rows, device=self.draft_tokens.device)
+        self.draft_tokens.zero_()
+        self.draft_tokens[self._guessed] = tokens[rows].to(self.draft_tokens.device)
+
     def draw(self, step: int) -> None:
         logits = self.draft_logits[:, step]
+        if self._guessed is not None:  # a draw from a point mass draws the guess, and keeps its distribution
+            guesses = self.draft_tokens[self._guessed, step]
+            logits[self._guessed] = point_masses(guesses, logits.shape[-1], logits.dtype)
         verify_kernels.draw_drafts(self._launcher, logits, self._sampling, self._space, step)
-        self._drawn = True
+        self._drawn = step + 1
 
     def offer(self, logits: Tensor, tokens: Tensor) -> None:
         space, drafts = self._space, tokens.shape[1]
@@ -106,9 +127,12 @@ class KernelVerification:
             0,
             space.meetings,
         )
-        self._drawn = True
+        self._drawn = drafts
 
     def verify(self, target_logits: Tensor) -> Verified:
+        if self._drawn and self._guessed is not None:
+            for step in range(self._drawn, self._space.drafts):  # where only guesses are left
+                self.draw(step)
         draft_logits = self.draft_logits if self._drawn else None
         space, unread = self._space, self._space.drafts + 1 - target_logits.shape[1]
         if unread:
@@ -143,6 +167,7 @@ class ReferenceVerification:
         self.draft_tokens = torch.zeros(len(positions), drafts, dtype=torch.int64)
         self._sampling, self._positions, self._vocabulary = sampling, positions, vocabulary
         self._drafted, self._drawn = drafted.numpy(), False
+        self._guessed: Truths = np.zeros(len(positions), np.bool_)
 
     @cached_property
     def draft_logits(self) -> Tensor:
@@ -159,8 +184,14 @@ class ReferenceVerification:
     def _noise_of(self, drafts: int) -> StepNoise:
         return StepNoise(self._sampling.seed, self._positions, drafts + 1, self._rule)
 
+    def guess(self, rows: Sequence[int], tokens: Tensor) -> None:
+        if self._drawn:
+            raise ValueError(_TOO_LATE)
+        self._guessed[rows] = True
+        self.draft_tokens[rows] = tokens[rows]
+
     def draw(self, step: int) -> None:
-        drawing = self._drafted > step
+        drawing = (self._drafted > step) & ~self._guessed
         index: Index = EVERY if drawing.all() else drawing.nonzero()[0]
         logits = self.draft_logits.numpy()[index, step]
         usable = np.isfinite(logits.max(-1))
@@ -190,7 +221,11 @@ class ReferenceVerification:
         proposed = np.arange(drafts) < lengths[:, np.newaxis]
         proposed &= tokens.view(np.uint64) < target.shape[-1]  # read as unsigned, an id below 0 is too large
         if not self._drawn:
-            self._guess(tokens)
+            self._guess_all(tokens)
+        elif self._guessed.any() and not self._sampling.all_greedy:  # their distributions are still certain
+            guesses = self.draft_tokens[self._guessed, :drafts]
+            masses = point_masses(guesses, self._vocabulary, torch.float32)
+            self.draft_logits[self._guessed, :drafts] = masses
         draft, distributions = self.draft_logits.numpy(), self._distributions.rows(EVERY, slice(drafts))
         given = Arrays(target, draft[:, :drafts], distributions, tokens, lengths, proposed, self._sampling)
         accepted, own, valid = reference.verify(given, self._noise, rule=self._rule)
@@ -200,17 +235,23 @@ class ReferenceVerification:
             emitted[status != 0], accepted[status != 0] = -1, -1
         return Verified(*(torch.from_numpy(each) for each in (emitted, accepted, status)))
 
-    def _guess(self, tokens: Integers) -> None:
-        """Point masses at these tokens [B, T - 1]: logit 0 there, -inf elsewhere. Greedy rows read none."""
-        shape, drafts = (*tokens.shape, self._vocabulary), tokens.shape[1]
+    def _guess_all(self, tokens: Integers) -> None:
+        """Point masses at these tokens [B, T - 1]. Greedy rows read none."""
+        drafts = tokens.shape[1]
         if self._sampling.all_greedy or not drafts:
-            logits = np.empty(shape, np.float32)
+            self.draft_logits = torch.empty(*tokens.shape, self._vocabulary)
         else:
-            logits = np.full(shape, -np.inf, np.float32)
-            np.put_along_axis(logits, tokens[..., np.newaxis].clip(0, self._vocabulary - 1), 0, -1)
-        self.draft_logits = torch.from_numpy(logits)
+            self.draft_logits = point_masses(torch.from_numpy(tokens), self._vocabulary, torch.float32)
         self._distributions = TokenDistributions.certain(self._sampling, drafts, self._vocabulary)
         self._noise = self._noise_of(drafts)
+
+
+def point_masses(tokens: Tensor, vocabulary: int, dtype: torch.dtype) -> Tensor:
+    """Logits [..., V] that are 0 at tokens [...] and -inf elsewhere; for an id that the vocabulary lacks, of
+    which none is read, at another token."""
+    places = tokens.clamp(0, vocabulary - 1).unsqueeze(-1)
+    logits = torch.full((*tokens.shape, vocabulary), -torch.inf, dtype=dtype, device=tokens.device)
+    return logits.scatter_(-1, places, 0)
 
 
 def _status(given: Arrays) -> Integers:

@@ -99,6 +99,14 @@ def test_a_head_that_another_server_serves(drifted: Drifted, models: Models, tmp
     assert "eagle3 for the built-in engine alone" in outcome.reason
 
 
+def test_a_hybrid(drifted: Drifted, engine: EngineStub) -> None:
+    """Its directory is that of a model, and it has a corpus: it is taken for neither."""
+    engine.serving = {"name": "h", "version": "h", "method": "hybrid", "directory": "/h", "corpus": "/c"}
+    assert "neither the model nor the corpus of a hybrid is retrained yet" in nothing(
+        retrain(drifted.database, drifted.settings)
+    )
+
+
 @pytest.mark.usefixtures("training_here")
 def test_speculation_that_is_off_leaves_everything_as_it_is(drifted: Drifted, engine: EngineStub) -> None:
     retrain(drifted.database, drifted.settings.model_copy(update={"capture": CaptureSettings()}))

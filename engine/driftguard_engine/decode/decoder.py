@@ -202,9 +202,9 @@ def _outcome(row: RunningSequence, count: int, outputs: Sequence[int]) -> RowOut
     status, drafted, accepted, emitted = outputs[:_COUNTS]
     if status:
         return RowOutcome([], 0, 0, "the model gave no usable logits: NaN, +inf, or nothing above -inf")
-    context = None if row.draft.drafter is None else row.draft.drafter.context
-    if emitted and context is not None:
-        expected = min(count, row.draft_count, context.length - len(row.token_ids) + 1)
+    drafter = row.draft.drafter
+    if emitted and drafter is not None and drafter.context is not None and not drafter.drafts_fewer:
+        expected = min(count, row.draft_count, drafter.context.length - len(row.token_ids) + 1)
         if drafted < expected:
             # The target needs no draft: the request goes on with what is usable.
             logger.error("the draft gives no usable logits: %d of %d drafts", drafted, expected)

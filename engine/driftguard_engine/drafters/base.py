@@ -17,7 +17,9 @@ class Drafter:
 
     - A token that is drawn is drawn by `Verification.draw`, from logits that do not depend on it, nor on any
       random number that draws or verifies it. So its distribution q is fixed before the token is.
-    - A token that is guessed with certainty is only written into `Verification.draft_tokens`.
+    - A token that is guessed with certainty is only written into `Verification.draft_tokens`; where other
+      rows of the step are drawn, by `Verification.guess`, before anything is drawn: if the choice between the
+      two knew a draw, the draws that are kept would not be draws from q.
     - A chain is never cut by what was drawn, for example by the confidence in a drawn token: if those of
       small q were left unverified, those that remain would not be draws from q, which the acceptance rule
       takes them for. It may be cut by what was known before the draw.
@@ -25,6 +27,7 @@ class Drafter:
 
     context: DraftContext | None = None  # of a draft model: `steps.begin` then makes its inputs
     captured: bool = False  # whether `draft` by kernels waits for no value, so that it can be captured
+    drafts_fewer: bool = False  # whether fewer drafts than `context` has room for are no fault
     obstacle: str | None = None  # why it is slower on a GPU than it could be
     features: tuple[int, ...] = ()  # layers of the target that it reads, as `Features` counts them
 

@@ -57,17 +57,18 @@ class Corpus:
         self._places: Tokens = _sorted_places(self._tokens)
         self._order = array("q", self._places.tobytes())  # the same, quicker to read one by one
 
-    def longest_match(self, text: bytes) -> Match | None:
-        """Of a sequence, `packed`; at most LONGEST_MATCH tokens. None: not even the last token occurs."""
-        fits, found = 0, None
+    def longest_match(self, text: bytes, beyond: int = 0) -> Match | None:
+        """Of a sequence, `packed`; at most LONGEST_MATCH tokens. None: none has more than `beyond` tokens."""
+        fits, found = beyond, None
         too_long = min(len(text) // TOKEN_BYTES, LONGEST_MATCH) + 1
+        length = beyond + 1  # first, because there is rarely a longer one
         while too_long - fits > 1:  # where n tokens occur, fewer do
-            length = (fits + too_long) // 2
             match = self._match(text[-length * TOKEN_BYTES :], 0, len(self._order))
             if match is None:
                 too_long = length
             else:
                 fits, found = length, match
+            length = (fits + too_long) // 2
         return found
 
     def continuation(self, match: Match, text: bytes, count: int, least_probability: float) -> list[int]:

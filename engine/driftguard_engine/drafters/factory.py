@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 
-from driftguard_engine.config import EngineConfig
-from driftguard_engine.core import DraftInfo, DraftMethod, InvalidModel
+from driftguard_engine.config import DRAFTERS, EngineConfig, installed_drafters
+from driftguard_engine.core import DraftInfo, InvalidModel
 from driftguard_engine.drafters.base import Drafter
 from driftguard_engine.drafters.corpus import Corpus, is_corpus, read_documents
 from driftguard_engine.drafters.draft_model import DraftModelDrafter
 from driftguard_engine.drafters.eagle3 import Eagle3Drafter
+from driftguard_engine.drafters.hybrid import HybridDrafter
 from driftguard_engine.drafters.loaded import NO_DRAFT, LoadedDraft
 from driftguard_engine.drafters.ngram import NgramDrafter
-from driftguard_engine.drafters.state_file import saved_draft
+from driftguard_engine.drafters.past_outputs import PastOutputs
+from driftguard_engine.drafters.state_file import SavedDraft, saved_draft
 from driftguard_engine.drafters.suffix import SuffixDrafter
 from driftguard_engine.models import device_memory
 from driftguard_engine.models import directory as directories
@@ -21,47 +24,160 @@ from driftguard_engine.models.base import TokenModel
 from driftguard_engine.models.eagle3 import Eagle3Model
 from driftguard_engine.models.eagle3_head import is_eagle3, read_head
 from driftguard_engine.models.loading import LoadedModel, Placement, check_same_tokenizer, load
+from driftguard_engine.prefix_cache import PrefixCache
 
 logger = logging.getLogger(__name__)
 
-WITH_WEIGHTS = ("draft_model", "eagle3")  # methods whose drafts take the device's memory
+WITH_WEIGHTS = ("draft_model", "eagle3", "hybrid")  # methods whose drafts take the device's memory
 _NAMES = {"draft_model": "a draft model", "suffix": "a corpus", "eagle3": "an EAGLE-3 head"}
 
 
-def describe_draft(name: str, version: str | None) -> DraftInfo:
-    """What the draft in a directory or of a hub name is called once it is loaded. Raises InvalidModel."""
-    directory = directories.find(name, field="draft")
-    return _described(directories.shown_name(name, directory), version, directory)
-
-
-def _described(name: str, version: str | None, directory: Path) -> DraftInfo:
-    version = version or directories.version_of(directory)
-    return DraftInfo(name, version, _method_of(directory), str(directory))
-
-
-def _method_of(directory: Path) -> DraftMethod:
+def _kind_of(directory: Path) -> str:
+    """By what it is drafted with alone."""
     if is_corpus(directory):
         return "suffix"
     return "eagle3" if is_eagle3(directory) else "draft_model"
 
 
-def open_draft(name: str, version: str | None, target: LoadedModel, placement: Placement) -> LoadedDraft:
-    """Loads a draft for the target from a directory or hub name. Raises InvalidModel."""
-    method = _method_of(directories.find(name, field="draft"))
-    drafter: Drafter
-    if method == "draft_model":
-        loaded = load(name, placement, field="draft")
-        directory = loaded.directory
-        check_same_tokenizer(target.tokenizer, loaded.tokenizer, directory, field="draft")
-        drafter = DraftModelDrafter(loaded.model)
-    else:
-        directory = directories.locate(name, field="draft")
-        if method == "suffix":
-            documents = read_documents(directory, target.tokenizer.get_vocab(), field="draft")
-            drafter = SuffixDrafter(Corpus(documents))
+@dataclass(frozen=True, slots=True)
+class DraftLoader:
+    """Makes the drafts of one engine."""
+
+    config: EngineConfig
+    target: LoadedModel
+    placement: Placement
+    past: PastOutputs | None
+
+    def first(self, plain: LoadedDraft | None) -> LoadedDraft:
+        """The draft that was in service before the restart, else the configured one. plain: `without_files`.
+        Raises InvalidModel."""
+        config = self.config
+        remembered = saved_draft(config.state_dir, configured_draft(config)) if config.state_dir else None
+        if remembered is not None and plain is not None and remembered.version == plain.info.version:
+            return plain
+        if remembered is not None and remembered.directory is not None:
+            try:
+                return self._remembered(remembered.directory, remembered)
+            except InvalidModel as error:
+                logger.error(
+                    "draft %s was in service before and cannot be loaded (%s); serving the configured draft",
+                    remembered.version,
+                    error.detail,
+                )
+        return self._configured() or plain or LoadedDraft(NO_DRAFT, None)
+
+    def without_files(self) -> LoadedDraft | None:
+        """What has no files that are loaded here, also an installed drafter: it stays beside what is put into
+        service, for a rollback to return to. Raises InvalidModel."""
+        config = self.config
+        if config.drafter == "suffix":
+            return LoadedDraft(DraftInfo("suffix", "no-corpus", "suffix"), SuffixDrafter(None, self.past))
+        if config.drafter == "ngram":
+            least, most = config.ngram_min_tokens, config.ngram_max_tokens
+            drafter = NgramDrafter(least, most)
+            return LoadedDraft(DraftInfo("ngram", f"ngram-{least}-{most}", "ngram"), drafter)
+        return None if config.drafter in DRAFTERS else self._installed(config.drafter)
+
+    def _installed(self, name: str) -> LoadedDraft:
+        """An installed drafter, which its package makes of `draft` and of the target."""
+        entry = installed_drafters()[name]
+        package = "unknown" if entry.dist is None else f"{entry.dist.name}-{entry.dist.version}"
+        try:
+            drafter = entry.load()(self.config.draft, self.target, self.placement)
+        except Exception as error:  # of code that is not ours
+            raise InvalidModel(
+                f"drafter: {name!r} of {package} cannot be made ({type(error).__name__}: {error})",
+                field="drafter",
+            ) from error
+        if not isinstance(drafter, Drafter):
+            raise InvalidModel(
+                f"drafter: {name!r} of {package} makes {type(drafter).__name__}, which is no "
+                "driftguard_engine.drafters.base.Drafter",
+                field="drafter",
+            )
+        return LoadedDraft(DraftInfo(name, package, name), drafter)
+
+    def describe(self, name: str, version: str | None, serving: DraftInfo | None = None) -> DraftInfo:
+        """What the draft in a directory or of a hub name is called once it is loaded. Raises InvalidModel.
+
+        Of a hybrid it is one part, and the other part is that of the draft in service.
+        """
+        directory = directories.find(name, field="draft")
+        shown, path, kind = directories.shown_name(name, directory), str(directory), _kind_of(directory)
+        if self.config.drafter != "hybrid":
+            return DraftInfo(shown, version or directories.version_of(directory), kind, path)
+        if kind == "suffix" and serving is not None:
+            return self._hybrid(serving.name, version, str(serving.directory), path)
+        if kind == "suffix":
+            raise InvalidModel(
+                f"draft: {name} is a corpus; --drafter hybrid takes a draft model or an EAGLE-3 head as "
+                "--draft, and a corpus as --corpus",
+                field="draft",
+            )
+        return self._hybrid(shown, version, path, self.config.corpus if serving is None else serving.corpus)
+
+    @staticmethod
+    def _hybrid(name: str, version: str | None, directory: str, corpus: str | None) -> DraftInfo:
+        if corpus is not None:
+            corpus = str(directories.find(corpus, field="corpus"))
+        parts = [Path(each) for each in (directory, corpus) if each is not None]
+        return DraftInfo(
+            name, version or "+".join(map(directories.version_of, parts)), "hybrid", directory, corpus
+        )
+
+    def open(self, info: DraftInfo, serving: LoadedDraft | None = None) -> LoadedDraft:
+        """Loads what `describe` told. Raises InvalidModel.
+
+        A hybrid with the model of the one in service shares it, and what its cache holds.
+        """
+        if info.directory is None:
+            raise ValueError(f"draft {info.version} has no files")
+        if info.method == "suffix":
+            return LoadedDraft(info, SuffixDrafter(self._corpus(info.directory, "draft"), self.past))
+        if info.method != "hybrid":
+            return LoadedDraft(info, self._model(info.directory))
+        corpus = None if info.corpus is None else self._corpus(info.corpus, "corpus")
+        shared = serving is not None and serving.info.directory == info.directory
+        if serving is not None and shared and isinstance(serving.drafter, HybridDrafter):
+            model, prefixes = serving.drafter.model, serving.prefixes
         else:
-            drafter = Eagle3Drafter(_eagle3_model(directory, target.model, placement))
-    return LoadedDraft(_described(directories.shown_name(name, directory), version, directory), drafter)
+            model, prefixes = self._model(info.directory), PrefixCache()
+        drafter = HybridDrafter(SuffixDrafter(corpus, self.past), model, self.config.suffix_min_match)
+        return LoadedDraft(info, drafter, prefixes=prefixes)
+
+    def _corpus(self, name: str, field: str) -> Corpus:
+        directory = directories.locate(name, field=field)
+        return Corpus(read_documents(directory, self.target.tokenizer.get_vocab(), field=field))
+
+    def _model(self, name: str) -> Drafter:
+        if is_eagle3(Path(name)):
+            directory = directories.locate(name, field="draft")
+            return Eagle3Drafter(_eagle3_model(directory, self.target.model, self.placement))
+        loaded = load(name, self.placement, field="draft")
+        check_same_tokenizer(self.target.tokenizer, loaded.tokenizer, loaded.directory, field="draft")
+        return DraftModelDrafter(loaded.model)
+
+    def _remembered(self, directory: str, saved: SavedDraft) -> LoadedDraft:
+        held = [("target", str(self.target.directory))]
+        free = device_memory.free_bytes(self.placement.device)
+        if not is_corpus(Path(directory)):
+            device_memory.check_fits(self.config, self.placement, free, [("draft", directory)], held)
+        if self.config.drafter != "hybrid":
+            return self.open(self.describe(directory, saved.version))
+        return self.open(self._hybrid(Path(directory).name, saved.version, directory, saved.corpus))
+
+    def _configured(self) -> LoadedDraft | None:
+        config = self.config
+        if config.drafter in (*_NAMES, "hybrid") and config.draft is not None:
+            found = self.describe(config.draft, None)
+            if found.method != config.drafter:
+                raise InvalidModel(
+                    f"draft: {config.draft} is {_NAMES[found.method]}, for --drafter {found.method}; "
+                    f"--drafter {config.drafter} takes {_NAMES[config.drafter]}",
+                    field="draft",
+                )
+            return self.open(found)
+        return None
 
 
 def _eagle3_model(directory: Path, target: TokenModel, placement: Placement) -> Eagle3Model:
@@ -73,52 +189,7 @@ def _eagle3_model(directory: Path, target: TokenModel, placement: Placement) -> 
     return Eagle3Model(head, ids, target.embedding, target.vocabulary, placement.slots, room)
 
 
-def first_draft(config: EngineConfig, target: LoadedModel, placement: Placement) -> LoadedDraft:
-    """The draft that was in service before the restart, else the configured one. Raises InvalidModel."""
-    remembered = saved_draft(config.state_dir, configured_draft(config)) if config.state_dir else None
-    plain = draft_without_files(config)
-    if remembered is not None and plain is not None and remembered.version == plain.info.version:
-        return plain
-    if remembered is not None and remembered.directory is not None:
-        try:
-            held = [("target", str(target.directory))]
-            free = device_memory.free_bytes(placement.device)
-            if not is_corpus(Path(remembered.directory)):
-                device_memory.check_fits(config, placement, free, [("draft", remembered.directory)], held)
-            return open_draft(remembered.directory, remembered.version, target, placement)
-        except InvalidModel as error:
-            logger.error(
-                "draft %s was in service before and cannot be loaded (%s); serving the configured draft",
-                remembered.version,
-                error.detail,
-            )
-    return _configured(config, target, placement)
-
-
 def configured_draft(config: EngineConfig) -> str:
     """What the user configured. A start with another value ignores the draft that was saved."""
-    return f"{config.target} {config.drafter} {config.draft}"
-
-
-def _configured(config: EngineConfig, target: LoadedModel, placement: Placement) -> LoadedDraft:
-    if config.drafter in _NAMES and config.draft is not None:
-        found = open_draft(config.draft, None, target, placement)
-        if found.info.method != config.drafter:
-            raise InvalidModel(
-                f"draft: {config.draft} is {_NAMES[found.info.method]}, for --drafter {found.info.method}; "
-                f"--drafter {config.drafter} takes {_NAMES[config.drafter]}",
-                field="draft",
-            )
-        return found
-    return draft_without_files(config) or LoadedDraft(NO_DRAFT, None)
-
-
-def draft_without_files(config: EngineConfig) -> LoadedDraft | None:
-    """What needs no loading: it stays beside what is put into service, for a rollback to return to."""
-    if config.drafter == "suffix":
-        return LoadedDraft(DraftInfo("suffix", "no-corpus", "suffix"), SuffixDrafter(None))
-    if config.drafter == "ngram":
-        least, most = config.ngram_min_tokens, config.ngram_max_tokens
-        drafter = NgramDrafter(least, most)
-        return LoadedDraft(DraftInfo("ngram", f"ngram-{least}-{most}", "ngram"), drafter)
-    return None
+    corpus = "" if config.corpus is None else f" {config.corpus}"
+    return f"{config.target} {config.drafter} {config.draft}{corpus}"

@@ -47,8 +47,12 @@ class Drafts:
     @property
     def drafter(self) -> Drafter | None:
         """The drafter of the draft in service; None without speculation."""
+        return self.in_service.drafter
+
+    @property
+    def in_service(self) -> LoadedDraft:
         with self._lock:
-            return self._serving.drafter
+            return self._serving
 
     @property
     def loaded(self) -> list[DraftInfo]:
@@ -66,10 +70,10 @@ class Drafts:
             if wanted.version not in self._loaded:
                 return None
             found = self._loaded[wanted.version].info
-        if found.directory != wanted.directory:
+        if (found.directory, found.corpus) != (wanted.directory, wanted.corpus):
             raise InvalidModel(
-                f"version: {found.version!r} is already loaded from {found.directory}; "
-                f"give {wanted.directory} another version",
+                f"version: {found.version!r} is already loaded from {_files(found)}; "
+                f"give {_files(wanted)} another version",
                 field="version",
             )
         return found
@@ -116,3 +120,7 @@ class Drafts:
             self._leaving.discard(version)
             del self._loaded[version]
             logger.info("the last request of draft %s has ended; its memory is freed", version)
+
+
+def _files(draft: DraftInfo) -> str:
+    return " and ".join(each for each in (draft.directory, draft.corpus) if each is not None) or "no files"

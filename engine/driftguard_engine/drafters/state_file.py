@@ -20,6 +20,7 @@ class SavedDraft:
     configured: str
     directory: str | None
     version: str
+    corpus: str | None = None
 
 
 def save_draft(state_dir: Path, draft: SavedDraft) -> None:

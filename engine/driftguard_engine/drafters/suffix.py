@@ -1,4 +1,5 @@
-"""Drafting without a model: what followed the longest match of the sequence's end, in a corpus or in itself.
+"""Drafting without a model: what followed the longest match of the sequence's end, in itself, in what ended
+requests have emitted, or in a corpus.
 
 Suffix decoding (Oliaro et al. 2024, arXiv:2411.04975) for a chain of drafts. Drafts are not sampled, so the
 distribution of each is a point mass, and how many there are depends on tokens that were emitted, never on a
@@ -7,11 +8,15 @@ token that was drawn.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
+from torch import Tensor
 
 from driftguard_engine.drafters.base import Drafter
 from driftguard_engine.drafters.corpus import LONGEST_MATCH, TOKEN_BYTES, Corpus, packed, unpacked
+from driftguard_engine.drafters.past_outputs import PastOutputs
 from driftguard_engine.kernels import steps
 from driftguard_engine.kernels.cuda.launcher import Launcher
 from driftguard_engine.kernels.steps import RowState
@@ -25,41 +30,62 @@ SEARCHED = 16_384
 
 
 class SuffixDrafter(Drafter):
-    """See `Drafter`. corpus: None: only the sequence itself is searched."""
+    """See `Drafter`. Without a corpus and past outputs only the sequence itself is searched."""
 
     obstacle = "it looks up on the host, for which each step waits"
 
-    def __init__(self, corpus: Corpus | None) -> None:
-        self._corpus = corpus
+    def __init__(self, corpus: Corpus | None, past: PastOutputs | None = None) -> None:
+        self._corpus, self._past = corpus, past
 
     def draft(self, rows: RowState, verification: Verification, launcher: Launcher | None) -> None:
         tokens = verification.draft_tokens
-        found = np.full(tuple(tokens.shape), -1, np.int64)
-        places = zip(rows.slots.tolist(), rows.lengths.tolist(), rows.drafted.tolist(), strict=True)
-        for row, (slot, length, count) in enumerate(places):
-            text = rows.state.token_ids[slot, max(length - SEARCHED, 0) : length]
-            drafts = self.continuation(packed(text.cpu().numpy()), count)
-            found[row, : len(drafts)] = drafts
-        tokens.copy_(torch.from_numpy(found))
+        tokens.copy_(self.look_up(rows, tokens.shape[1]))
         steps.feed(launcher, rows, tokens, 0, tokens.shape[1])
 
-    def continuation(self, text: bytes, count: int) -> list[int]:
-        """Up to count tokens behind a sequence, `packed`; at most MAX_SPEC_FACTOR times the match's length.
+    def look_up(self, rows: RowState, drafts: int, least_match: int = 1) -> Tensor:
+        """Drafts of each row [B, K] int64 on the CPU, K = drafts, padded with -1; none of a row whose longest
+        match is shorter than least_match tokens."""
+        found = np.full((len(rows.slots), drafts), -1, np.int64)
+        told = (rows.slots, rows.lengths, rows.drafted, rows.seeds, rows.scales)
+        places = zip(*(each.tolist() for each in told), strict=True)
+        for row, (slot, length, count, seed, scale) in enumerate(places):
+            text = rows.state.token_ids[slot, max(length - SEARCHED, 0) : length]
+            known_seed = seed if scale else None
+            tokens = self.continuation(packed(text.cpu().numpy()), count, least_match, known_seed)
+            found[row, : len(tokens)] = tokens
+        return torch.from_numpy(found)
 
-        A match in the sequence itself goes before one in the corpus that is no longer. One so close to the
-        end that fewer tokens follow it goes on in its own copy.
+    def continuation(
+        self, text: bytes, count: int, least_match: int = 1, seed: int | None = None
+    ) -> list[int]:
+        """Up to count tokens behind a sequence, `packed`; at most MAX_SPEC_FACTOR times the match's length,
+        and none where that is below least_match. seed: of its request, None: it is greedy.
+
+        The longest match decides: of equal ones that in the sequence itself, then the newest past outputs,
+        then the corpus. In the sequence, one so close to the end that fewer tokens follow it goes on in its
+        own copy.
         """
         if not count:
             return []
         text = text[-SEARCHED * TOKEN_BYTES :]
-        own, end = _longest_match(text)
-        match = None if self._corpus is None else self._corpus.longest_match(text)
-        if self._corpus is not None and match is not None and match.length > own:
-            most = min(count, int(MAX_SPEC_FACTOR * match.length))
-            return self._corpus.continuation(match, text, most, MIN_TOKEN_PROB)
-        most = min(count, int(MAX_SPEC_FACTOR * own))
+        length, end = _longest_match(text)
+        source: Corpus | None = None
+        for corpus in self._corpora(seed):
+            if (longer := corpus.longest_match(text, length)) is not None:
+                source, match, length = corpus, longer, longer.length
+        if length < least_match:
+            return []
+        most = min(count, int(MAX_SPEC_FACTOR * length))
+        if source is not None:
+            return source.continuation(match, text, most, MIN_TOKEN_PROB)
         followers = unpacked(text[end * TOKEN_BYTES :][: most * TOKEN_BYTES])
         return [followers[place % len(followers)] for place in range(most)]
+
+    def _corpora(self, seed: int | None) -> Iterator[Corpus]:
+        if self._past is not None:
+            yield from self._past.corpora(seed)
+        if self._corpus is not None:
+            yield self._corpus
 
 
 def _longest_match(text: bytes) -> tuple[int, int]:

@@ -153,6 +153,65 @@ def test_a_corpus_is_replaced_under_traffic_and_serves_after_a_restart(
 
 
 @pytest.mark.parametrize("ahead", [False, True])
+def test_both_parts_of_a_hybrid_are_replaced_under_traffic_and_serve_after_a_restart(
+    new_engine: Callable[..., Engine], models: Path, better: str, tmp_path: Path, ahead: bool
+) -> None:
+    answer = tokens(new_engine(), request("r", max_tokens=40))["r"]
+    corpus = save_corpus(tmp_path / "corpus", str(models / "llama"), [answer])
+    engine = new_engine(drafter="hybrid", ahead=ahead, state_dir=tmp_path / "state")
+    first, outputs = engine.draft, list[Any]()
+    assert (first.name, first.method, first.corpus) == ("llama_draft", "hybrid", None)
+    model = engine._drafts.drafter.model  # type: ignore[union-attr]
+
+    engine.submit(request("old", max_tokens=40))
+    outputs += engine.step()
+    with_corpus = engine.load_draft(corpus)
+    assert (with_corpus.name, with_corpus.directory, with_corpus.corpus) == (
+        "llama_draft",
+        first.directory,
+        corpus,
+    )
+    assert with_corpus.version.startswith(f"{first.version}+")
+    engine.swap_draft(with_corpus.version)
+    assert engine._drafts.drafter.model is model  # type: ignore[union-attr]
+    engine.submit(request("corpus", max_tokens=40))
+    outputs += engine.step()
+
+    with_both = engine.load_draft(better)
+    assert (with_both.name, with_both.directory, with_both.corpus) == ("better", better, corpus)
+    engine.swap_draft(with_both.version)
+    engine.submit(request("both", max_tokens=40))
+    done = finished(outputs + drain(engine))
+    assert [done[name].draft for name in ("old", "corpus", "both")] == [first, with_corpus, with_both]
+    assert {each.output_token_ids for each in done.values()} == {answer}
+    assert done["corpus"].counts.accepted > done["old"].counts.accepted
+    assert done["both"].counts.accepted == done["both"].counts.drafted
+
+    restarted = new_engine(drafter="hybrid", state_dir=tmp_path / "state")
+    assert restarted.draft == with_both
+    assert serve(restarted, request("both", max_tokens=40))["both"].counts == done["both"].counts
+
+
+@pytest.mark.parametrize("part", ["corpus", "model"])
+def test_a_prefix_that_the_model_of_a_hybrid_has_read_is_reused_with_another_corpus(
+    new_engine: Callable[..., Engine], models: Path, better: str, tmp_path: Path, part: str
+) -> None:
+    """And another model has not read it. A prompt in between has taken the place of another one."""
+    engine = new_engine(drafter="hybrid", max_batch=1)
+    prompts = {"first": range(60), "other": range(100, 160)}
+    serve(engine, request("first", prompts["first"]))
+    new = better if part == "model" else save_corpus(tmp_path / "c", str(models / "llama"), [(1, 2)])
+    info, old = engine.load_draft(new), engine.draft
+    engine.swap_draft(info.version)
+    done = serve(engine, request("first", prompts["first"], 20))["first"]
+    assert done.reused_prompt_tokens == (56 if part == "corpus" else 0)
+    serve(engine, request("other", prompts["other"]))
+    engine.load_draft(str(old.directory if part == "model" else new), "again")
+    engine.swap_draft("again")
+    assert serve(engine, request("first", prompts["first"]))["first"].reused_prompt_tokens == 0
+
+
+@pytest.mark.parametrize("ahead", [False, True])
 def test_a_head_is_put_into_service_under_traffic_and_serves_after_a_restart(
     new_engine: Callable[..., Engine],
     head_of: Callable[[str], str],
@@ -193,6 +252,10 @@ def test_the_drafter_and_its_draft_are_of_one_kind(
         InvalidModel, match="is a draft model, for --drafter draft_model; --drafter suffix takes a corpus"
     ):
         new_engine(drafter="suffix")
+    with pytest.raises(InvalidModel, match="is a corpus; --drafter hybrid takes a draft model or an EAGLE-3"):
+        new_engine(drafter="hybrid", draft=corpus)
+    with pytest.raises(InvalidModel, match=r"corpus: the corpus in .* cannot be read"):
+        new_engine(drafter="hybrid", corpus=str(models / "llama"))
     with pytest.raises(InvalidModel, match="is an EAGLE-3 head, for --drafter eagle3; --drafter draft_model"):
         new_engine(draft=head_of("llama"))
     with pytest.raises(InvalidModel, match="is a draft model, for --drafter draft_model; --drafter eagle3"):

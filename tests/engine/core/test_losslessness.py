@@ -12,9 +12,13 @@ import numpy as np
 import pytest
 import torch
 from driftguard_engine.config import EngineConfig
+from driftguard_engine.drafters.hybrid import HybridDrafter
 from driftguard_engine.engine import Engine
+from driftguard_engine.kernels import steps
 from driftguard_engine.kernels.reference import verify as reference
+from driftguard_engine.kernels.reference.distribution import TokenDistributions
 from driftguard_engine.kernels.reference.sampling import EVERY
+from driftguard_engine.kernels.steps import RowState
 from driftguard_engine.speculation import ReferenceVerification
 from scipy import stats
 
@@ -28,7 +32,7 @@ LETTERS = 6
 PROMPT = (1, 2, 3, 1, 2)
 
 
-@pytest.mark.parametrize("drafter", ["draft_model", "eagle3", "ngram", "suffix"])
+@pytest.mark.parametrize("drafter", ["draft_model", "eagle3", "ngram", "suffix", "hybrid"])
 @pytest.mark.parametrize(
     ("kind", "path", "verification"),
     [
@@ -49,10 +53,11 @@ def test_greedy_output_is_plain_greedy_decoding(
     drafter: str,
 ) -> None:
     draft: dict[str, str] = {}
-    if drafter == "suffix":  # of the very answer, with an error in the middle
+    if drafter in ("suffix", "hybrid"):  # of the very answer, with an error in the middle
         answer = plain_greedy(kind, (1, 2, 3, 4) * 5, 40)
         documents = [(*answer[:15], 99, *answer[16:])]
-        draft = {"draft": save_corpus(tmp_path / "corpus", str(models / kind), documents)}
+        field = "draft" if drafter == "suffix" else "corpus"
+        draft = {field: save_corpus(tmp_path / "corpus", str(models / kind), documents)}
     engine = new_engine(kind, model_path=path, drafter=drafter, verification=verification, **draft)
     prompts = {"a": (7,), "b": (1, 2, 3, 4) * 5, "c": tuple(range(30, 60))}
     done = serve(
@@ -137,27 +142,40 @@ def first_three(engine: Engine, count: int, **params: Any) -> Counter[tuple[int,
     return Counter(each.output_token_ids[:3] for each in done)
 
 
+DRAFTERS: dict[str, dict[str, Any]] = {
+    "draft_model": {"draft": "draft"},
+    "ngram": {"draft": "draft"},
+    "eagle3": {"draft": "head"},
+    "pruned": {"draft": "pruned_head", "drafter": "eagle3"},
+    "suffix": {"draft": "corpus"},
+    "hybrid": {"draft": "draft", "corpus": "corpus"},
+    "hybrid_with_head": {"draft": "head", "corpus": "corpus", "drafter": "hybrid"},
+    "hybrid_with_past": {"draft": "draft", "drafter": "hybrid", "past": 500},
+}
+
+
 def letter_engine(letters: Path, drafter: str, verification: str = "token") -> Engine:
+    parts = DRAFTERS[drafter]
     return Engine(
         EngineConfig(
             target=str(letters / "target"),
-            draft=str(
-                letters
-                / {"suffix": "corpus", "eagle3": "head", "pruned": "pruned_head"}.get(drafter, "draft")
-            ),
-            drafter="eagle3" if drafter == "pruned" else drafter,  # type: ignore[arg-type]
+            draft=str(letters / parts["draft"]),
+            corpus=str(letters / parts["corpus"]) if "corpus" in parts else None,
+            drafter=parts.get("drafter", drafter),
             verification=verification,  # type: ignore[arg-type]
             max_batch=256,
             max_length=32,
             max_waiting=10_000,
             num_speculative_tokens=2,
             ngram_min_tokens=1,
+            suffix_min_match=2,
+            suffix_past_tokens=parts.get("past", 0),
         )
     )
 
 
 @pytest.mark.parametrize("verification", ["token", "block"])
-@pytest.mark.parametrize("drafter", ["draft_model", "eagle3", "pruned", "ngram", "suffix"])
+@pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize(("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (1.6, 4, 1.0), (1.3, 0, 0.85)])
 def test_sampled_output_has_the_targets_law(
     letters: Path, drafter: str, temperature: float, top_k: int, top_p: float, verification: str
@@ -214,6 +232,39 @@ def cut_by_the_confidence_of_drawn_tokens(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(ReferenceVerification, "draw", draw_and_cut)
 
 
+def hybrid_that_drafts_all_rows(
+    guesses_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], certain: bool
+) -> Callable[[pytest.MonkeyPatch], None]:
+    """The model draws for every row, then guesses_of(guesses, draws) says which rows are guessed after all.
+    certain: they are verified as guesses, else by the model's distribution."""
+
+    def draft(
+        self: HybridDrafter, rows: RowState, verification: ReferenceVerification, launcher: None
+    ) -> None:
+        tokens = verification.draft_tokens
+        self.model.draft(rows, verification, launcher)
+        found = self._suffix.look_up(rows, tokens.shape[1], self._least_match)
+        chosen = ((found >= 0).sum(1) == rows.drafted) & guesses_of(found, tokens) & (rows.drafted > 0)
+        index = chosen.nonzero()[:, 0].tolist()
+        if certain:
+            verification._guessed[index] = True
+            known = TokenDistributions.certain(verification._sampling, tokens.shape[1], LETTERS)
+            at = np.array(index, np.int64)
+            verification._distributions.put(at, EVERY, known.rows(at))
+        tokens[index] = found[index]
+        steps.feed(launcher, rows, tokens, 0, tokens.shape[1])
+
+    return lambda monkeypatch: monkeypatch.setattr(HybridDrafter, "draft", draft)
+
+
+guesses_verified_by_the_models_q = hybrid_that_drafts_all_rows(
+    lambda guesses, draws: torch.ones(len(guesses), dtype=torch.bool), certain=False
+)
+guesses_chosen_after_the_draw = hybrid_that_drafts_all_rows(
+    lambda guesses, draws: guesses[:, 0] == draws[:, 0], certain=True
+)
+
+
 @pytest.mark.parametrize(
     ("drafter", "plant"),
     [
@@ -222,6 +273,10 @@ def cut_by_the_confidence_of_drawn_tokens(monkeypatch: pytest.MonkeyPatch) -> No
         ("eagle3", q_taken_after_the_draw),
         ("eagle3", cut_by_the_confidence_of_drawn_tokens),
         ("pruned", q_of_tokens_that_the_map_cannot_reach),
+        ("hybrid", drawn_from_another_law),
+        ("hybrid", q_taken_after_the_draw),
+        ("hybrid", guesses_verified_by_the_models_q),
+        ("hybrid", guesses_chosen_after_the_draw),
     ],
 )
 def test_the_law_is_missed_with_a_mistake_in_how_drafts_are_drawn(
@@ -234,6 +289,18 @@ def test_the_law_is_missed_with_a_mistake_in_how_drafts_are_drawn(
     module = new_module("llama", seed=5, vocabulary=LETTERS, num_hidden_layers=1)
     observed = first_three(letter_engine(letters, drafter), 3000, temperature=1.0)
     assert p_value(observed, exact_distribution(module, 1.0, 0, 1.0)) < 1e-6
+
+
+def test_the_hybrid_of_these_tests_keeps_the_law_where_every_row_is_drawn(
+    letters: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that what is caught above is the mistake, not the way in which it is planted."""
+    hybrid_that_drafts_all_rows(
+        lambda guesses, draws: torch.zeros(len(guesses), dtype=torch.bool), certain=True
+    )(monkeypatch)
+    module = new_module("llama", seed=5, vocabulary=LETTERS, num_hidden_layers=1)
+    observed = first_three(letter_engine(letters, "hybrid"), 3000, temperature=1.0)
+    assert p_value(observed, exact_distribution(module, 1.0, 0, 1.0)) > 1e-3
 
 
 def test_all_sequences_of_three_are_enumerated(letters: Path) -> None:

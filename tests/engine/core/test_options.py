@@ -47,6 +47,7 @@ def test_drafts_are_verified_token_by_token_unless_blocks_are_asked_for() -> Non
         (DrafterName.DRAFT_MODEL, "draft"),
         (DrafterName.EAGLE3, "eagle3"),
         (DrafterName.SUFFIX, None),
+        (DrafterName.HYBRID, "draft"),
     ],
 )
 def test_the_bundled_target_has_a_draft_of_each_kind(drafter: DrafterName | None, draft: str | None) -> None:

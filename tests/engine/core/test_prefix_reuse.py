@@ -73,6 +73,8 @@ def serve_at_random(engine: Engine, requests: list[Request]) -> dict[str, Finish
         ("llama", {"drafter": "eagle3", "ahead": True}),
         ("gpt2", {"drafter": "eagle3"}),
         ("llama", {"drafter": "ngram", "ahead": True}),
+        ("llama", {"drafter": "hybrid", "suffix_min_match": 1}),
+        ("llama", {"drafter": "hybrid", "suffix_min_match": 1, "ahead": True}),
         ("odd_llama", {"drafter": "none"}),
         ("gpt2", {"drafter": "draft_model"}),
     ],

@@ -51,6 +51,22 @@ def test_a_step_by_kernels_is_that_of_the_reference(module: Module, monkeypatch:
         assert torch.equal(verified.tokens, emitted)
         assert torch.equal(verified.accepted, accepted.int())
 
+    guessing = new_step()
+    guesses = target[:, :-1].argmax(-1)
+    guessing.guess([0, 1], guesses)
+    guessing.draft_logits.copy_(draft)
+    guessing.draw(0)  # and further ones of guesses only
+    lengths[2], tokens[:2] = 1, guesses[:2]
+    assert torch.equal(guessing.draft_tokens[:2], guesses[:2])
+    draft[:2] = torch.full_like(draft[:2], -torch.inf).scatter(-1, guesses[:2].unsqueeze(-1), 0.0)
+    chain = Chain(target, draft, tokens, lengths, sampling, np.full(ROWS, 9))
+    emitted, accepted = reference.verify_chain(chain, fused_exp2)
+    lengths_of_step = guessing._drafted  # type: ignore[attr-defined]
+    lengths_of_step.copy_(lengths)
+    verified = guessing.verify(target)
+    assert torch.equal(verified.tokens, emitted)
+    assert torch.equal(verified.accepted, accepted.int())
+
     shorter.offer(draft, tokens)  # and the target has read no more than needed
     verified = shorter.verify(target[:, :2])
     chain = Chain(target, draft, tokens, lengths.clamp(max=1), sampling, np.full(ROWS, 9))

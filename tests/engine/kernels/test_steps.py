@@ -8,9 +8,12 @@ from driftguard_engine.core import SamplingParams
 from driftguard_engine.decode.slots import SlotTable
 from driftguard_engine.decode.step import Shape, Step
 from driftguard_engine.drafters.base import Drafter
+from driftguard_engine.drafters.corpus import Corpus
 from driftguard_engine.drafters.draft_model import DraftModelDrafter
 from driftguard_engine.drafters.eagle3 import Eagle3Drafter
+from driftguard_engine.drafters.hybrid import HybridDrafter
 from driftguard_engine.drafters.ngram import NgramDrafter
+from driftguard_engine.drafters.suffix import SuffixDrafter
 from driftguard_engine.kernels.cuda.launcher import Launcher
 from driftguard_engine.models.base import TokenModel
 from driftguard_engine.models.eagle3 import Eagle3Model
@@ -25,6 +28,7 @@ from tests.engine.simt.emulator import Module
 VOCABULARY, LENGTH, STEPS = 97, 64, 5
 CPU = torch.device("cpu")
 SHAPE = Shape(batch=4, drafts=3, narrows=True)
+KNOWN = [(7, 6, 30, 31)]  # behind the prompt of the first row, which is guessed while others are drawn
 ROWS = [  # of slots 2, 0, 1; the fourth row of the batch is nobody's
     SamplingParams(max_tokens=20, temperature=1.0, seed=11),
     SamplingParams(max_tokens=20, temperature=0.0, seed=12, ignore_eos=True),
@@ -49,6 +53,8 @@ def sequences(drafter: str, launcher: Launcher | None, path: str) -> list[list[i
         "draft_model": DraftModelDrafter(draft),
         "eagle3": Eagle3Drafter(head),
         "ngram": NgramDrafter(1, 3),
+        "hybrid": HybridDrafter(SuffixDrafter(Corpus(KNOWN)), DraftModelDrafter(draft), 2),
+        "hybrid_with_head": HybridDrafter(SuffixDrafter(Corpus(KNOWN)), Eagle3Drafter(head), 2),
     }
     table = SlotTable(3, LENGTH, {0}, CPU)
     step = Step(target, table, drafters[drafter], SHAPE, launcher)
@@ -61,6 +67,6 @@ def sequences(drafter: str, launcher: Launcher | None, path: str) -> list[list[i
 
 
 @pytest.mark.parametrize("path", ["lean", "generic"])
-@pytest.mark.parametrize("drafter", ["draft_model", "eagle3", "ngram"])
+@pytest.mark.parametrize("drafter", ["draft_model", "eagle3", "ngram", "hybrid", "hybrid_with_head"])
 def test_steps_by_kernels_are_those_of_the_reference(module: Module, drafter: str, path: str) -> None:
     assert sequences(drafter, Emulated(module, seed=3), path) == sequences(drafter, None, path)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from driftguard_engine.kernels.tensor_checks import InvalidLogits, checked_sampling
 from driftguard_engine.speculation import Verification, Verified
 from driftguard_engine.verify import VerifyResult, verification_of, verify_chain
+from scipy import stats
 from torch import Tensor
 
 from tests.engine.verify.distributions import sample_draft
@@ -77,6 +79,52 @@ def test_a_guess_is_certain() -> None:
     known = verify_chain(target, point, likeliest, LENGTHS, *SETTINGS, POSITION)
     assert 0 < int(known.accepted.sum()) < int(LENGTHS.sum())
     assert_verified(step.verify(target), known)
+
+
+def test_rows_are_guessed_beside_rows_that_are_drawn() -> None:
+    step, alone, (target, draft) = new_step(), new_step(), new_logits()
+    guessed = [1, 2, 6, 7]
+    guesses = target[:, :-1].argmax(-1)
+    step.guess(guessed, guesses)
+    draw_all(step, draft)
+    draw_all(alone, draft)
+    drawn = [row for row in range(ROWS) if row not in guessed]
+    tokens = alone.draft_tokens.clone()
+    tokens[guessed] = guesses[guessed]
+    for row, length in enumerate(LENGTHS.tolist()):
+        assert torch.equal(step.draft_tokens[row, :length], tokens[row, :length])
+    draft[guessed] = torch.full_like(draft, -torch.inf).scatter(-1, tokens.unsqueeze(-1), 0.0)[guessed]
+    known = verify_chain(target, draft, tokens, LENGTHS, *SETTINGS, POSITION)
+    for rows in (guessed, drawn):
+        assert 0 < int(known.accepted[rows].sum()) < int(LENGTHS[rows].sum())
+    assert_verified(step.verify(target), known)
+
+
+@pytest.mark.parametrize("offset", [0, 1_000_000])
+def test_a_guess_may_come_from_another_seed_and_not_from_the_numbers_that_verify_it(offset: int) -> None:
+    """Why `PastOutputs` keeps seeds: with the same one the law is missed."""
+    rows, p = 20_000, torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05])
+    plain, seed, position = torch.ones(rows), torch.arange(rows), np.full(rows, 9)
+
+    def emitted(guesses: Tensor, seeds: Tensor) -> Tensor:
+        sampling = checked_sampling(plain, torch.zeros(rows).long(), plain, seeds, rows, CPU)
+        drafts = guesses.shape[1]
+        drafted = torch.full((rows,), drafts, dtype=torch.int32)
+        step = verification_of(sampling, position, drafted, drafts, len(p), torch.float32)
+        step.draft_tokens.copy_(guesses)
+        return step.verify(p.log().expand(rows, drafts + 1, len(p))).tokens[:, :1]
+
+    before = emitted(torch.empty(rows, 0, dtype=torch.int64), seed + offset)
+    counts = emitted(before, seed).flatten().bincount(minlength=len(p))
+    found = float(stats.chisquare(counts.numpy(), p.double().numpy() * rows, sum_check=False).pvalue)
+    assert found > 1e-3 if offset else found < 1e-6
+
+
+def test_a_row_cannot_be_guessed_after_a_draw() -> None:
+    step, (target, draft) = new_step(), new_logits()
+    draw_all(step, draft)
+    with pytest.raises(ValueError, match="guessed before anything is drawn"):
+        step.guess([0], target[:, :-1].argmax(-1))
 
 
 def test_a_row_without_usable_logits_is_told_and_others_are_what_they_are_without_it() -> None:
