@@ -76,7 +76,7 @@ class Eagle3Drafter(Drafter):
             logits[:, step].fill_(-torch.inf)
             if known:
                 found, after = self._model.predict(output)
-                logits[known, step] = found.to(logits.dtype)
+                logits[known, step] = found.to(logits)
                 hidden = after.new_empty(len(tokens), after.shape[1])
                 hidden[known] = after
             verification.draw(step)  # nothing where a row has no logits
@@ -104,11 +104,14 @@ class Eagle3Drafter(Drafter):
         return known, self._model.read(token_ids, spans)[ends.tolist()]
 
     def observe(self, rows: RowState, features: Tensor, accepted: Tensor) -> None:
+        # On a GPU where the reference verifies, the state of the rows is on the CPU.
+        accepted, starts, slots = (
+            each[:, None].to(features.device) for each in (accepted, rows.starts, rows.slots)
+        )
         behind = torch.arange(features.shape[1], device=features.device)
-        kept = behind <= accepted[:, None]  # [B, T]
-        positions = rows.starts[:, None] + behind
+        kept = behind <= accepted  # [B, T]
         if kept.any():
-            self._model.keep(features[kept], self._model.places(rows.slots[:, None], positions)[kept])
+            self._model.keep(features[kept], self._model.places(slots, starts + behind)[kept])
 
     def forget(self, slot: int) -> None:
         self._read.pop(slot, None)

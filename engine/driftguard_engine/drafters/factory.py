@@ -181,6 +181,12 @@ class DraftLoader:
 
 
 def _eagle3_model(directory: Path, target: TokenModel, placement: Placement) -> Eagle3Model:
+    if (width := target.embedding.shape[1]) != target.hidden:
+        raise InvalidModel(
+            f"draft: {directory} is an EAGLE-3 head, which is not computed for a target of these sizes: its "
+            f"embeddings have size {width}, and its layers {target.hidden}",
+            field="draft",
+        )
     head, ids = read_head(directory, target.layers, target.embedding, target.vocabulary, field="draft")
     trained = head.config.layer.max_position_embeddings
     if trained < target.max_length:

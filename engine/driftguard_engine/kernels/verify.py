@@ -17,11 +17,13 @@ from torch import Tensor
 
 from driftguard_engine.kernels.cuda.launcher import SUFFIXES, Argument, Launcher
 from driftguard_engine.kernels.reference.sampling import Integers, SamplingBatch
-from driftguard_engine.kernels.reference.tiles import LANES, tiles_of
+from driftguard_engine.kernels.reference.tiles import LANES, TILE, tiles_of
 from driftguard_engine.kernels.reference.verify import Rule
 
 MOST_DRAFTS = 31  # of a request: one lane of a warp decides each step
 _VERIFY: dict[Rule, str] = {"token": "verify_chain", "block": "verify_block"}
+
+MOST_TOKENS = 2048 * TILE  # of a vocabulary: a draw looks at so many tiles
 
 # As in csrc: threads of a block.
 _CUT_THREADS, _DRAW_THREADS = 512, 256
@@ -144,6 +146,8 @@ class Workspace:
 
         if not 0 <= drafts <= MOST_DRAFTS:
             raise ValueError(f"the kernels verify 0 to {MOST_DRAFTS} drafts at a time, not {drafts}")
+        if size > MOST_TOKENS:
+            raise ValueError(f"the kernels draw from vocabularies of up to {MOST_TOKENS} tokens, not {size}")
         return cls(
             drafts,
             size,

@@ -47,6 +47,7 @@ class TokenModel(Protocol):
     path: Literal["lean", "generic"]
     kernels_obstacle: str | None  # why the kernels cannot compute its layers
     layers: int
+    hidden: int  # size of the hidden states
     embedding: Tensor  # [V or more, width]
 
     def forward(

@@ -86,6 +86,7 @@ class GenericModel(DecodesBySpans):
         self._device = module.device
         self._store = SlotCache(slots, max_length, module.device, module.dtype)
         self.layers: int = module.config.get_text_config().num_hidden_layers
+        self.hidden: int = module.config.get_text_config().hidden_size
         self.embedding: Tensor = module.get_input_embeddings().weight.detach()
         self._layers = [SlotLayer(self._store, index) for index in range(self.layers)]
         self._cache = Cache(layers=[*self._layers])

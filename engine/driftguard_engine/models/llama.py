@@ -50,6 +50,7 @@ class LlamaModel(DecodesBySpans):
         self.vocabulary: int = config.vocab_size
         self.max_length = max_length
         self._heads = heads_of(config)
+        self.hidden: int = config.hidden_size
         self.embedding: Tensor = module.model.embed_tokens.weight.detach()
         self.dtype = self.embedding.dtype
         self.kernels_obstacle: str | None = obstacle(

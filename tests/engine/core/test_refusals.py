@@ -185,6 +185,15 @@ def configure(head: Path, layer: dict[str, Any] | None = None, **changes: Any) -
 SMALL = torch.zeros(8, 8)
 
 
+def test_a_head_for_a_target_whose_embeddings_are_narrower_than_its_layers_is_refused(
+    head: Path, tmp_path: Path
+) -> None:
+    """This one fits the embeddings, and its target's hidden states would be too wide for it."""
+    target = save(tmp_path / "opt", "opt")
+    engine = Engine(EngineConfig(target, drafter="none", max_batch=2, max_length=64))
+    assert "embeddings have size 32, and its layers 48" in refused(engine, head)
+
+
 @pytest.mark.parametrize(
     ("tensors", "reason"),
     [

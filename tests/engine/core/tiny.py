@@ -32,6 +32,13 @@ _SHAPES: dict[str, dict[str, Any]] = {
     "odd_llama": _LLAMA
     | {"hidden_size": 30, "intermediate_size": 37, "num_attention_heads": 3, "num_key_value_heads": 3},
     "gpt2": {"n_embd": 33, "n_layer": 2, "n_head": 3, "n_positions": CONTEXT},
+    "opt": {  # embeddings narrower than the layers
+        "hidden_size": 48,
+        "word_embed_proj_dim": 32,
+        "ffn_dim": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    },
     "gpt_neox": {
         "hidden_size": 32,
         "intermediate_size": 48,

@@ -126,6 +126,8 @@ def test_as_many_drafts_as_there_may_be(module: Module) -> None:
     assert space.accepted[:2].tolist() == [31, 31]
     with pytest.raises(ValueError, match="0 to 31 drafts at a time, not 32"):
         Workspace.empty(1, 32, 40, CPU)
+    with pytest.raises(ValueError, match="vocabularies of up to 4194304 tokens, not 4194305"):
+        Workspace.empty(1, 0, 4_194_305, CPU)
 
 
 def test_ids_that_the_vocabulary_lacks(module: Module) -> None:

@@ -537,10 +537,10 @@ template <typename Logit>
 __device__ __forceinline__ void row_cutoffs(
     const Logit* __restrict__ logits, i64 row_stride, int steps, int size, const int* __restrict__ lengths,
     const float* __restrict__ scales, const int* __restrict__ top_ks, const float* __restrict__ top_ps, int law_stride,
-    int law_offset, const float* __restrict__ tile_maxima, const float* __restrict__ tile_sums,
-    const float* __restrict__ lane_maxima, float* cuts, int* cut_tokens, double* kept, u32* arrivals, u32* bin_counts,
-    u64* bin_masses
+    int law_offset, const float* tile_maxima, const float* tile_sums, const float* lane_maxima, float* cuts,
+    int* cut_tokens, double* kept, u32* arrivals, u32* bin_counts, u64* bin_masses
 ) {
+    // Not __restrict__: K1 still writes them while this kernel begins, so that no load may move above the wait.
     __shared__ CutScratch scratch;
     let_the_next_kernel_begin();
     await_the_kernel_before();
