@@ -83,7 +83,7 @@ class RowState:
 def begin(
     launcher: Launcher | None, state: SlotState, queued: Tensor, drafts: int, context: DraftContext | None
 ) -> RowState:
-    """The rows of a step. Of `fed` the first token is set, the others are not yet.
+    """The rows of a step. Of `fed` the first token is set, the others are 0.
 
     queued [2, B] int64, contiguous: slots, and the most draft tokens of each; only a slot whose sequence has
     ended may be there twice. drafts: K. context: of the draft model; None: there is none.

@@ -89,7 +89,7 @@ def ran(case: StepCase, launcher: Launcher | None, device: torch.device = CPU) -
     queued, draft_tokens = case.queued.to(device), case.draft_tokens.to(device)
     drafts = draft_tokens.shape[1]
     rows = steps.begin(launcher, state, queued, drafts, case.context)
-    left = {"newest": rows.fed[:, 0].clone(), "drafted at first": rows.drafted.clone()}
+    left = {"fed at first": rows.fed.clone(), "drafted at first": rows.drafted.clone()}
     if rows.draft is not None:
         left |= {"first start of the draft": rows.draft.starts.clone()}
     for first in range(drafts):

@@ -18,7 +18,8 @@ __device__ __forceinline__ i64 known(i64 token, i64 vocabulary) {
 
 // Grid: a thread per row. queued [2, batch]: slots, and the most drafts of each row.
 //
-// Writes the state of each row [batch], fed [batch, drafts + 1] at its first token, and, with a draft model of
+// Writes the state of each row [batch], fed [batch, drafts + 1]: its first token, and 0 where drafts may follow, because
+// the target reads all of it, also where none is fed; and, with a draft model of
 // `draft_length` positions, its first inputs: draft_fed [batch, 2], draft_starts [batch], and in draft_chosen [batch]
 // which of all fed tokens is the row's newest. draft_fed null: no draft model.
 extern "C" __global__ void __launch_bounds__(STEP_THREADS) begin_step(
@@ -37,6 +38,7 @@ extern "C" __global__ void __launch_bounds__(STEP_THREADS) begin_step(
     row_scales[row] = scales[slot], row_top_ps[row] = top_ps[slot], row_top_ks[row] = top_ks[slot];
     starts[row] = max(length - 1, 0ll);
     fed[row * (drafts + 1)] = token_at(token_ids, capacity, slot, length - 1);
+    for (int draft = 1; draft <= drafts; ++draft) fed[row * (drafts + 1) + draft] = 0;
     i64 most = min(min(queued[batch + row], static_cast<i64>(drafts)), limits[slot] - length - 1);
     if (draft_fed != nullptr) {
         most = min(most, draft_length - length + 1);
