@@ -45,6 +45,7 @@ NAMES: Final[dict[Field, str]] = {
 # Verification by blocks accepts the first token exactly as often as token by token (Sun et al. 2025: a run is
 # kept with the probability min(.., p / q, 1) of its last token, whatever follows).
 KEEPS_FIRST: Final[tuple[Field, ...]] = ("num_speculative_tokens", "verification")
+UNSAMPLED: Final = ("greedy", "typical")  # acceptance rules that are verified in ways of their own
 PERMUTATIONS: Final = 4_999
 RELEVANT_DISTANCE: Final = 0.2  # total variation; P(after > before) off one half by 0.3
 RELEVANT_SUPERIORITY: Final = 0.3
@@ -62,8 +63,8 @@ class FieldChange:
     """
 
     field: Field
-    before: str  # the most common value
-    after: str
+    before: str  # the value whose share fell most
+    after: str  # the value whose share rose most
     p_value: float
     distance: float
     explained: float
@@ -72,8 +73,9 @@ class FieldChange:
 
     @property
     def keeps_first(self) -> bool:
-        """Whether it leaves acceptance at position 1 as it is. A tree has several tokens there."""
-        return self.field in KEEPS_FIRST and "tree" not in (self.before, self.after)
+        """Whether it leaves acceptance at position 1 as it is. A tree has several tokens there; greedy and
+        typical acceptance keep others."""
+        return self.field in KEEPS_FIRST and not {self.before, self.after} & {"tree", *UNSAMPLED}
 
     @property
     def explains(self) -> bool:
@@ -111,6 +113,8 @@ def compare(before: Sequence[Observed], after: Sequence[Observed]) -> Configurat
     }
     if "num_speculative_tokens" in found:
         found.pop("drafted_per_step", None)  # it follows K
+    if "acceptance_rule" in found and _is_of_rule(found.get("verification")):
+        del found["verification"]
     changes = sorted(
         found.values(), key=lambda change: (-change.explained, list(_CLASS_OF).index(change.field))
     )
@@ -133,11 +137,15 @@ def _change(
     def cell(one: Observed) -> tuple[str, str | None]:
         return one.segment, class_of(one)
 
+    def risen(value: str) -> float:
+        return classes1[value] / len(after) - classes0[value] / len(before)
+
+    told = [value for value in {**classes0, **classes1} if value is not None]
     parts = decompose(rates_by(before, cell), rates_by(after, cell))
     return FieldChange(
         field=name,
-        before=str(classes0.most_common(1)[0][0]),
-        after=str(classes1.most_common(1)[0][0]),
+        before=min(told, key=risen),
+        after=max(told, key=risen),
         p_value=p_value,
         distance=distance,
         explained=parts.mix_share if parts else 0.0,
@@ -210,10 +218,20 @@ def _k(one: Observed) -> str | None:
 
 
 def _verification(one: Observed) -> str | None:
-    """Not told where the acceptance rule is not either: older records are of the token rule."""
+    """Not told where the acceptance rule is not either: older records are of the token rule. Greedy requests
+    are verified alike beside block and token, so they are never counted as either."""
     if one.verification == one.acceptance_rule == "unknown":
         return None
+    if one.verification != "tree":
+        for rule in (one.acceptance_rule, one.verification):
+            if rule in UNSAMPLED:
+                return rule
     return verified_at_once(one.verification)
+
+
+def _is_of_rule(verification: FieldChange | None) -> bool:
+    """Whether only the share of greedy or typical acceptance moved, which the acceptance rule tells."""
+    return verification is not None and bool({verification.before, verification.after} & {*UNSAMPLED})
 
 
 _CLASS_OF: Final[dict[Field, Callable[[Observed], str | None]]] = {

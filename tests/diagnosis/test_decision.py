@@ -242,6 +242,36 @@ def test_another_verification_rule_is_configuration_unless_position_one_fell_too
     assert verdict(diagnose(fell(before=before, after=after, **QUERIES_MOVED))) == expected
 
 
+@pytest.mark.parametrize("greedy_tells", ["greedy", "unknown"])
+def test_another_verification_rule_is_configuration_where_half_of_the_requests_are_greedy(
+    greedy_tells: str,
+) -> None:
+    """Most are greedy on both sides, and these are verified as before."""
+    before = greedy(1, 101, verification=greedy_tells)
+    before += requests(2, {"german": 99}, {"german": 0.7}, first_rate=0.7, verification="block")
+    after = greedy(3, 51, verification=greedy_tells)
+    after += requests(4, {"german": 49}, {"german": 0.4}, first_rate=0.7, verification="token")
+    found = diagnose(fell(before=before, after=after, **QUERIES_MOVED))
+    assert verdict(found) == ("configuration", "high", False)
+    assert found.summary == "the configuration: the verification rule went from block to token"
+
+
+def test_more_greedy_requests_are_no_other_verification_rule() -> None:
+    """Their share is told by the acceptance rule; that fell at the first position too."""
+    hot = {"german": 0.5}
+    before = greedy(1, 160) + requests(2, {"german": 40}, hot, verification="token")
+    after = greedy(3, 20) + requests(4, {"german": 80}, hot, verification="token")
+    found = diagnose(fell(before=before, after=after))
+    assert (found.cause, found.retrain) == ("configuration", False)
+    assert "the acceptance rule went from greedy to rejection" in found.summary
+    assert "the verification rule" not in fact(found, "configuration")
+
+
+def greedy(seed: int, count: int, verification: str = "greedy") -> tuple[Observed, ...]:
+    drawn = requests(seed, {"german": count}, {"german": 0.7}, temperature=0.0, verification=verification)
+    return tuple(replace(one, acceptance_rule="greedy") for one in drawn)
+
+
 def test_k_no_longer_adapted_is_configuration() -> None:
     """Before, requests were judged by the first position; since, by all."""
     before = of_varying_k(1, 4, 0.7)
