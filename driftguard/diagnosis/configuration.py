@@ -45,6 +45,7 @@ NAMES: Final[dict[Field, str]] = {
 # Verification by blocks accepts the first token exactly as often as token by token (Sun et al. 2025: a run is
 # kept with the probability min(.., p / q, 1) of its last token, whatever follows).
 KEEPS_FIRST: Final[tuple[Field, ...]] = ("num_speculative_tokens", "verification")
+NOT_TOLD: Final = "not told"  # K, of requests that are judged by position 1: it may vary
 UNSAMPLED: Final = ("greedy", "typical")  # acceptance rules that are verified in ways of their own
 PERMUTATIONS: Final = 4_999
 RELEVANT_DISTANCE: Final = 0.2  # total variation; P(after > before) off one half by 0.3
@@ -104,21 +105,24 @@ def compare(before: Sequence[Observed], after: Sequence[Observed]) -> Configurat
     """
     if min(len(before), len(after)) < LEAST_REQUESTS:
         return Configuration((), (), tuple(_CLASS_OF))
-    compared = tuple(name for name in _CLASS_OF if _is_known(name, before) and _is_known(name, after))
-    untold = tuple(name for name in _CLASS_OF if name not in compared)
+    compared = [name for name in _CLASS_OF if _is_known(name, before) and _is_known(name, after)]
     found = {
         name: change
         for name in compared
         if (change := _change(name, before, after, LEVEL / len(compared))) is not None
     }
-    if "num_speculative_tokens" in found:
+    if (k := found.get("num_speculative_tokens")) is not None:
+        if NOT_TOLD in (k.before, k.after) and "drafted_per_step" not in found:  # only told now, or no more
+            del found["num_speculative_tokens"]
+            compared.remove("num_speculative_tokens")
         found.pop("drafted_per_step", None)  # it follows K
     if "acceptance_rule" in found and _is_of_rule(found.get("verification")):
         del found["verification"]
     changes = sorted(
         found.values(), key=lambda change: (-change.explained, list(_CLASS_OF).index(change.field))
     )
-    return Configuration(tuple(changes), compared, untold)
+    untold = tuple(name for name in _CLASS_OF if name not in compared)
+    return Configuration(tuple(changes), tuple(compared), untold)
 
 
 def _change(
@@ -213,7 +217,7 @@ def _drafted_per_step(one: Observed) -> float:
 
 def _k(one: Observed) -> str | None:
     if one.by_first:
-        return "one that varies"
+        return NOT_TOLD
     return None if one.num_speculative_tokens is None else str(one.num_speculative_tokens)
 
 

@@ -144,7 +144,7 @@ class Examination:
 
     def _explains(self, change: FieldChange) -> bool:
         first = change.first_position
-        if change.field in OF_K and self.positions != "all":
+        if change.field in OF_K and self.positions != "all" and change.after != configuration.NOT_TOLD:
             return False
         if change.keeps_first and first is not None:
             fell_too = first.p_value <= LEVEL and abs(first.change) >= probes.RELEVANT_SHARE * abs(self.move)

@@ -274,11 +274,29 @@ def greedy(seed: int, count: int, verification: str = "greedy") -> tuple[Observe
 
 def test_k_no_longer_adapted_is_configuration() -> None:
     """Before, requests were judged by the first position; since, by all."""
-    before = of_varying_k(1, 4, 0.7)
+    before = of_varying_k(1, 2, 0.7)
     after = requests(2, {"german": 60}, {"german": 0.5}, first_rate=0.7)
     found = diagnose(fell(before=before, after=after, **QUERIES_MOVED))
     assert (found.cause, found.retrain) == ("configuration", False)
-    assert found.summary.endswith("K (num_speculative_tokens) went from one that varies to 4")
+    assert found.summary.endswith("K (num_speculative_tokens) went from not told to 4")
+
+
+def test_k_adapted_now_is_configuration_unless_position_one_fell_too() -> None:
+    before = requests(1, {"german": 200}, {"german": 0.8}, first_rate=0.7)
+    found = diagnose(fell(before=before, after=of_varying_k(2, 7, 0.7), **QUERIES_MOVED))
+    assert (found.cause, found.retrain) == ("configuration", False)
+    assert found.summary.endswith("K (num_speculative_tokens) went from 4 to not told")
+    assert diagnose(fell(before=before, after=of_varying_k(2, 7, 0.4))).cause != "configuration"
+
+
+def test_k_that_is_only_told_now_is_no_other_k() -> None:
+    """A proxy is started with the K that the server has had."""
+    before = of_varying_k(1, 4, 0.7)
+    after = requests(2, {"german": 60}, {"german": 0.5}, first_rate=0.7)
+    found = diagnose(fell(before=before, after=after, **QUERIES_MOVED))
+    assert found.cause != "configuration"
+    assert "K (num_speculative_tokens)" not in fact(found, "configuration")
+    assert any("K (num_speculative_tokens)" in gap for gap in found.missing)
 
 
 def test_a_hotter_share_of_the_requests_is_configuration_with_the_temperature_named() -> None:
