@@ -13,9 +13,10 @@ Assumptions of that: the fall goes on as K changes, and costs as much of the acc
 that was mended in the same moment is not seen to be over: the history of the incident says so. K set back
 brings the level before the fall back.
 
-Another temperature or acceptance rule moves the first draft token too. Where none of the newest requests has
-the settings of the fall, and the detector has found a rise above what it learned meanwhile, the end is looked
-for halfway between that and as much more as the segment had fallen, on the same assumptions.
+Another temperature or acceptance rule moves the first draft token too, and verification by blocks all others.
+Where none of the newest requests has the settings of the fall, and the detector has found a rise above what
+it learned meanwhile, the end is looked for halfway between that and as much more as the segment had fallen,
+on the same assumptions.
 """
 
 from __future__ import annotations
@@ -122,21 +123,26 @@ def _risen(session: Session, incident: Incident) -> dict[str, AcrossSettings]:
         for each in incident.segments
         if each.back_at is None and each.across_settings is None
     }
-    fallen = Span(incident.change_point_seq, incident.opened_seq + 1, incident.change_point_at - LOOK_BACK)
     found = {}
     for risen in rises:
         change = waiting.get(risen.segment)
         if change is None or change.after.positions != risen.after.positions:
             continue
-        if acceptance_levels.has_other_settings(
-            session, incident.stream_id, change.segment, fallen, NEWEST_REQUESTS
-        ):
+        if has_other_settings(session, incident, change):
             (before, after), (low, _) = change.levels, risen.levels
             k = incident.evidence.num_speculative_tokens
             found[change.segment] = AcrossSettings(
                 low + before - after, low, risen.after.positions, k, of_rise=True
             )
     return found
+
+
+def has_other_settings(session: Session, incident: Incident, change: ChangedSegment) -> bool:
+    """Whether its newest requests have another temperature, acceptance rule or verification than the fall."""
+    fallen = Span(incident.change_point_seq, incident.opened_seq + 1, incident.change_point_at - LOOK_BACK)
+    return acceptance_levels.has_other_settings(
+        session, incident.stream_id, change.segment, fallen, NEWEST_REQUESTS
+    )
 
 
 def judged_by(change: ChangedSegment) -> Positions:

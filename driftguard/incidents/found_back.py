@@ -32,7 +32,7 @@ from scipy.special import stdtr
 from sqlalchemy.orm import Session
 
 from driftguard import alpha_spending
-from driftguard.incidents.across_settings import is_same_k, judged_by, known_k
+from driftguard.incidents.across_settings import has_other_settings, is_same_k, judged_by, known_k
 from driftguard.incidents.opening import come_back
 from driftguard.records.documents.incident import ChangedSegment, names_of
 from driftguard.records.positions import ACCEPTANCE, combined
@@ -49,8 +49,9 @@ _RETURN: Final = "the return from a fall: the baseline of the fallen level is le
 
 def found_back(session: Session, incident: Incident, now: datetime) -> list[NewestLevel]:
     """The newest levels of those segments of an unresolved incident that are back. That is not asked by all
-    draft positions of a segment that drafts another number of tokens per step than it did, as that moves
-    acceptance too; the first draft token does not depend on it."""
+    draft positions of a segment that drafts another number of tokens per step than it did, or has other
+    settings, as that moves acceptance too; the first draft token does not depend on K or on verification by
+    blocks. With other settings a rise of the segment is waited for (`across_settings.py`)."""
     waiting = {
         each.segment: each for each in incident.segments if each.back_at is None and is_asked(incident, each)
     }
@@ -62,7 +63,9 @@ def found_back(session: Session, incident: Incident, now: datetime) -> list[Newe
     for newest in _newest(session, incident, waiting):
         change = waiting[newest.segment]
         midpoint = sum(_between(change)) / 2.0
-        if _is_comparable(incident, change, newest) and p_value(newest, midpoint, inflation) <= level:
+        if p_value(newest, midpoint, inflation) <= level and _is_comparable(
+            session, incident, change, newest
+        ):
             back.setdefault(newest.segment, newest)  # of the smallest number of requests that says so
     return list(back.values())
 
@@ -143,6 +146,10 @@ def _newest(session: Session, incident: Incident, waiting: dict[str, ChangedSegm
     ]
 
 
-def _is_comparable(incident: Incident, change: ChangedSegment, newest: NewestLevel) -> bool:
+def _is_comparable(session: Session, incident: Incident, change: ChangedSegment, newest: NewestLevel) -> bool:
+    if judged_by(change) == "first":
+        return True
     k = known_k(incident, change)
-    return judged_by(change) == "first" or k is None or is_same_k(newest.drafted / newest.steps, k)
+    if k is not None and not is_same_k(newest.drafted / newest.steps, k):
+        return False
+    return change.across_settings is not None or not has_other_settings(session, incident, change)

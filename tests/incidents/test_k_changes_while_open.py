@@ -129,3 +129,19 @@ def test_a_fall_under_another_name_ends_at_another_k(
         assert server.fall().state == "open", server.fall().resolution
     server.send(HISTORY, replace(usual, k=k, names=RENAMED))
     assert server.fall().state == "resolved"
+
+
+def test_a_fall_under_another_name_goes_on_as_it_is_verified_by_blocks(database: Database) -> None:
+    """That accepts more of all positions than the segment did before it fell, and as much of the first."""
+    usual, fallen = (replace(setup, verification="token") for setup in (USUAL_OF_THREE, FALLEN_OF_THREE))
+    server = Server(database, 280)
+    server.send(2_500, usual)
+    server.send(2_500, fallen)
+    assert names_of(server.fall().segments) == ("chat-v2",)
+    by_blocks = replace(fallen, verification="block", later=0.9)
+    for _ in range(3):
+        server.send(HISTORY, by_blocks)
+        assert server.fall().state == "open", server.fall().resolution
+    server.send(2 * HISTORY, replace(by_blocks, first=usual.first))
+    server.look()
+    assert server.fall().state == "resolved"
