@@ -21,6 +21,7 @@ def test_info_says_what_serves(client: httpx.Client) -> None:
         "version": "v1",
         "method": "draft_model",
         "directory": "/models/fake-draft",
+        "corpus": None,
     }
     assert client.get("/admin/info").json() == {
         "server": "test",
