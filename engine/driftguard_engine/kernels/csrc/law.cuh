@@ -5,7 +5,6 @@
 
 struct RowLaw {
     double normaliser;
-    float share;  // of the whole, of a weight of 1
     float peak;
     float cut;  // the lowest logit that stays, up to this token; -INF: all stay
     int cut_token;
@@ -54,7 +53,7 @@ __device__ __forceinline__ void uncut_laws_of(
 ) {
     const int lane = threadIdx.x % WARP;
 #pragma unroll
-    for (int n = 0; n < N; ++n) laws[n] = {0.0, 0.0f, -INF, -INF, -1};
+    for (int n = 0; n < N; ++n) laws[n] = {0.0, -INF, -INF, -1};
 #pragma unroll 1
     for (int tile = lane; tile < tiles; tile += WARP) {
 #pragma unroll
@@ -95,6 +94,5 @@ __device__ __forceinline__ void laws_of(
     for (int n = 0; n < N; ++n) {
         laws[n].cut = table.cuts[rows[n]], laws[n].cut_token = table.cut_tokens[rows[n]];
         if (laws[n].cut > -INF) laws[n].normaliser = table.kept[rows[n]];
-        laws[n].share = static_cast<float>(1.0 / laws[n].normaliser);
     }
 }

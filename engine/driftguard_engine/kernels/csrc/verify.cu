@@ -207,17 +207,19 @@ __device__ __forceinline__ void emit(
     if (step == 0) *accepted = kept, *status = scratch.status;
 }
 
-// What the target's own token is drawn by. After the last draft nothing was rejected, and an id that the vocabulary
-// lacks was no draw from q: both leave p itself.
-template <typename Logit>
-__device__ __forceinline__ Masses<Logit> own_masses(const Chain<Logit>& chain, int step, const ChainLaws& laws) {
+// What the target's own token is drawn by: (r p - q)+, r being 1 by the token rule. After the last draft nothing was
+// rejected, and an id that the vocabulary lacks was no draw from q: both leave p itself.
+template <bool BLOCK, typename Logit>
+__device__ __forceinline__ Masses<Logit> own_masses(const Chain<Logit>& chain, int step, const Scratch<Logit>& scratch) {
+    const ChainLaws& laws = scratch.laws;
     Masses<Logit> masses = weights_of(chain.target_row(step, laws.p[step]));
     masses.residual = step < chain.length && chain.known(step);
     if (masses.residual) {
-        masses.target_reciprocal = laws.p[step].share;
+        const double ratio = BLOCK ? scratch.ratios[step] : 1.0;
+        masses.target_reciprocal = static_cast<float>(__dmul_rn(1.0 / laws.p[step].normaliser, ratio));
         if (chain.draft != nullptr) {
             masses.draft = chain.draft_row(step, laws.q[step]);
-            masses.draft_reciprocal = laws.q[step].share;
+            masses.draft_reciprocal = static_cast<float>(1.0 / laws.q[step].normaliser);
         } else {
             masses.certain = static_cast<int>(chain.tokens[step]);
         }
@@ -271,17 +273,6 @@ __device__ __forceinline__ int draw_shared(
     return draw(laws.masses_of(row, scratch.masses.target, summed), scratch.masses, words, scratch.held, scratch.pick);
 }
 
-// The masses behind so many drafts, by the block rule: (r p - q)+.
-template <typename Logit>
-__device__ __forceinline__ Masses<Logit> masses_behind(const Chain<Logit>& chain, int count, const Scratch<Logit>& scratch) {
-    Masses<Logit> masses = own_masses(chain, count, scratch.laws);
-    if (masses.residual) {
-        const double share = __dmul_rn(1.0 / scratch.laws.p[count].normaliser, scratch.ratios[count]);
-        masses.target_reciprocal = static_cast<float>(share);
-    }
-    return masses;
-}
-
 // As `sum_shared`, for the block rule: of the masses behind every number of drafts; anew [., tiles].
 template <typename Logit>
 __device__ __forceinline__ bool sum_all_shared(
@@ -290,7 +281,7 @@ __device__ __forceinline__ bool sum_all_shared(
     const int tiles = chain.tiles(), most = scratch.accepted;
 #pragma unroll 1
     for (int count = 0; count <= most; ++count) {
-        draw_by([&] { return masses_behind(chain, count, scratch); }, scratch);
+        draw_by([&] { return own_masses<true>(chain, count, scratch); }, scratch);
         if (!need_sums(scratch.masses)) continue;
         sum_tiles(
             scratch.masses, tiles, static_cast<int>(blockIdx.y), static_cast<int>(gridDim.y), anew + count * tiles
@@ -369,10 +360,8 @@ __device__ __forceinline__ void verify(
             if (!sum_all_shared(chain, anew, arrivals + request, scratch)) return;
             accept_block(tiles, anew, offered, scratch);
             anew += scratch.accepted * tiles;
-            draw_by([&] { return masses_behind(chain, scratch.accepted, scratch); }, scratch);
-        } else {
-            draw_by([&] { return own_masses(chain, scratch.accepted, scratch.laws); }, scratch);
         }
+        draw_by([&] { return own_masses<BLOCK>(chain, scratch.accepted, scratch); }, scratch);
         if (!sum_shared(tiles, anew, arrivals + request, BLOCK, scratch)) return;
         const int step = scratch.accepted;
         const RandomWords words = random_words(seeds[request], positions[request] + step, RESIDUAL, chain.noise);
