@@ -179,7 +179,7 @@ def test_behind_a_part_that_loses_the_device_or_never_ends_the_next_ones_run(tmp
     assert outcomes == {
         "build": "done",
         "self-tests": "something of it failed",
-        "equality": "ended after 80 s, its limit",
+        "equality": "ended after 100 s, its limit",
         "verification": "the device is lost",
         "linear-layers": "its process was ended by SIGSEGV",
         "plain-decode": "done",
@@ -193,7 +193,7 @@ def test_behind_a_part_that_loses_the_device_or_never_ends_the_next_ones_run(tmp
 
 def test_what_there_is_no_time_for_is_named(tmp_path: Path) -> None:
     rehearsal = Rehearsal(tmp_path, dict.fromkeys(parts.PARTS, (1000.0, 0)))
-    assert rehearsal.check(FIRST, 200).run() == 1
+    assert rehearsal.check(FIRST, 220).run() == 1
     assert rehearsal.begun == ["build", "self-tests", "equality", "verification"]
     assert rehearsal.clock - 1000 <= 200
     assert [row.what for row in rehearsal.found().of(LeftOut)] == [part.name for part in FIRST[4:]]

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
-from driftguard_engine.config import Device, EngineConfig
+from driftguard_engine.config import Device, EngineConfig, VerificationRule
+from driftguard_engine.decode import placement
 from driftguard_engine.decode.graphs import Runners
 from driftguard_engine.decode.placement import slower_because
 from driftguard_engine.decode.step import Shape, Step
 from driftguard_engine.drafters.base import Drafter
 from driftguard_engine.engine import Engine, lost_device
-from driftguard_engine.kernels.backend import backend_of
+from driftguard_engine.kernels.backend import Backend, backend_of
 from driftguard_engine.models.llama import LlamaModel
 from torch import Tensor
 
+from tests.engine.core.eagle3_heads import load_target, save_random_head
 from tests.engine.core.test_decoder import told, traffic
 from tests.engine.core.tiny import finished, new_module, request, save, serve
 
@@ -39,13 +41,18 @@ def new_engine(tmp_path_factory: pytest.TempPathFactory) -> NewEngine:
     for by, shape in shapes.items():
         for name, noise in (("target", 0.0), ("draft", 0.03)):
             save(root / by / name, seed=3, noise=noise, **shape)
+    save_random_head(root / "kernels" / "head", load_target(root / "kernels" / "target"), range(257), (0, 1))
 
     def make(by: str = "kernels", **changes: Any) -> Engine:
-        settings: dict[str, Any] = {"max_batch": 4, "prefill_chunk_tokens": 8} | changes
-        target, draft = (str(root / by / name) for name in ("target", "draft"))
-        made = Engine(EngineConfig(target, draft, device=DEVICE, **settings))
-        if DEVICE == "cuda" and made.config.model_path == "auto":
-            slow = slower_because(torch.device(DEVICE), made._target.model, made._drafts.drafter)
+        settings: dict[str, Any] = {"max_batch": 4, "prefill_chunk_tokens": 8, "draft": "draft"} | changes
+        draft = settings.pop("draft")
+        if draft is not None:
+            draft = str(root / by / draft)
+        made = Engine(EngineConfig(str(root / by / "target"), draft, device=DEVICE, **settings))
+        drafter = made._drafts.drafter
+        by_kernels = DEVICE == "cuda" and vars(placement)["backend_of"] is backend_of
+        if by_kernels and made.config.model_path == "auto" and (drafter is None or drafter.captured):
+            slow = slower_because(torch.device(DEVICE), made._target.model, drafter)
             assert (slow is None) == (by == "kernels")
         return made
 
@@ -84,6 +91,35 @@ def test_graphs_eager_steps_and_transformers_give_the_same(
     for name, done in found.items():
         assert told(done) == told(step_by_step[name]), f"a graph's request {name} differs from eager steps'"
         assert told(done) == told(theirs[name]), f"request {name} differs from transformers'"
+
+
+@pytest.mark.parametrize("rule", get_args(VerificationRule))
+@pytest.mark.parametrize(
+    ("drafter", "draft"),
+    [("draft_model", "draft"), ("eagle3", "head"), ("suffix", None), ("hybrid", "draft"), ("hybrid", "head")],
+)
+def test_kernels_reference_and_transformers_give_the_same(
+    new_engine: NewEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    drafter: str,
+    draft: str | None,
+    rule: VerificationRule,
+) -> None:
+    """By each rule, also with drafters whose steps wait for the host."""
+    asked, chosen = traffic()[:8], {"drafter": drafter, "draft": draft, "verification": rule}
+    engine = new_engine(**chosen)
+    assert engine.backend == DEVICE
+    found = {name: told(done) for name, done in serve(engine, *asked).items()}
+    plain = serve(new_engine(drafter="none"), *asked)
+    for each in asked:
+        if each.params.temperature == 0:
+            assert found[each.request_id][0] == plain[each.request_id].output_token_ids
+    theirs = serve(new_engine(**chosen, model_path="generic"), *asked)
+    monkeypatch.setattr(placement, "backend_of", lambda _: Backend(None, "planted"))
+    by_reference = serve(new_engine(**chosen), *asked)
+    for name, ours in found.items():
+        assert ours == told(theirs[name]), f"request {name} differs from transformers'"
+        assert ours == told(by_reference[name]), f"request {name} differs from the reference's"
 
 
 def test_a_step_that_cannot_be_captured_spoils_no_other(

@@ -46,8 +46,9 @@ def test_small_vocabularies(engine_kernels: Kernels, size: int, dtype: torch.dty
         assert_equal_to_reference(given, space, f"V={size}, {dtype}, filtered={filtered}")
 
 
-@RULES
-@pytest.mark.parametrize("dtype", SUFFIXES, ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "rule"), [*((dtype, "token") for dtype in SUFFIXES), (torch.bfloat16, "block")], ids=str
+)
 @pytest.mark.parametrize("size", LARGE)
 def test_large_vocabularies(engine_kernels: Kernels, size: int, dtype: torch.dtype, rule: Rule) -> None:
     given = replace(case(6, 2, size, dtype), rule=rule)

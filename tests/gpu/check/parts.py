@@ -24,7 +24,7 @@ BUILD = _part("build", "building", 60)
 FIRST = (
     BUILD,
     _part("self-tests", "self_tests", 30),
-    _part("equality", "suite", 80),
+    _part("equality", "suite", 100),
     _part("verification", "verification", 45),
     _part("linear-layers", "linear_times", 25),
     _part("plain-decode", "loop.parts", 60),
