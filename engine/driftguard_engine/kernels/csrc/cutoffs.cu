@@ -143,13 +143,14 @@ template <typename Number> __device__ __forceinline__ Number sum_before(Number o
     return before;
 }
 
-// Bitonic, ascending, of `size` entries, a power of two.
+// Bitonic, ascending, of `size` entries, a power of two. As long as what is compared is near, each warp is by itself.
 __device__ inline void sort(u64* entries, int size) {
+    __syncthreads();
     for (int run = 2; run <= size; run *= 2) {
         for (int apart = run / 2; apart > 0; apart /= 2) {
-            __syncthreads();
+            if (run > 2 * WARP && apart >= WARP) __syncthreads(); else __syncwarp();
             for (int pair = threadIdx.x; pair < size / 2; pair += CUT_THREADS) {
-                const int low = pair / apart * 2 * apart + pair % apart, high = low + apart;
+                const int low = 2 * pair - (pair & (apart - 1)), high = low + apart;
                 const u64 a = entries[low], b = entries[high];
                 if (((low & run) == 0) == (a > b)) entries[low] = b, entries[high] = a;
             }
