@@ -7,7 +7,8 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Literal, get_args
 
-DRAFTERS = ("draft_model", "eagle3", "ngram", "suffix", "hybrid", "none")
+DRAFTERS = ("draft_model", "eagle3", "ngram", "suffix", "hybrid", "ssd", "mirror", "none")
+DRAFTS_AHEAD = ("ssd", "mirror")  # with a draft model, in a second process
 DRAFTERS_GROUP = "driftguard_engine.drafters"  # of entry points: further drafters, of installed packages
 ModelPath = Literal["auto", "generic"]
 Device = Literal["cpu", "cuda"]
@@ -24,8 +25,9 @@ class EngineConfig:
     """Every choice of one engine; checked when made, InvalidConfig names the field.
 
     drafter: one of DRAFTERS, or the name of an installed one.
-    target, draft: local directories or hub names. The drafter "draft_model" needs a draft, "eagle3" a head
-    that was trained for the target, "hybrid" either of them, "suffix" may have the directory of a corpus.
+    target, draft: local directories or hub names. The drafters "draft_model", "ssd" and "mirror" need a draft
+    model, "eagle3" a head that was trained for the target, "hybrid" either of them, "suffix" may have the
+    directory of a corpus.
     corpus: directory of a corpus, beside the draft of "hybrid".
     max_batch: slots, the most requests that run at once. max_length: tokens per slot, prompt and output
     together; the model's own context wins where it is shorter. max_waiting: requests queued for a slot.
@@ -39,6 +41,9 @@ class EngineConfig:
     suffix_past_tokens: the newest tokens of ended requests that "suffix" and "hybrid" look up in too; 0 is
     off. A seeded request at a temperature above 0 then draws tokens that depend on what ran before.
     suffix_min_match: where the longest match has fewer tokens, the model of "hybrid" drafts.
+    prepared_outcomes: of each verification of a request, "ssd" and "mirror" draft for so many outcomes ahead;
+    the draft's cache has so many further slots for each of max_batch. exit_layer: the layer of the target
+    whose input "mirror" chooses them by, from 1 on; None: the one in the middle.
     model_path: "generic" runs every model through transformers' own forward; "auto" does so only for models
     that the lean path cannot compute.
     prefix_reuse: where a prompt begins like an earlier one, the whole chunks of prefill_chunk_tokens that
@@ -65,6 +70,8 @@ class EngineConfig:
     ngram_max_tokens: int = 4
     suffix_past_tokens: int = 0
     suffix_min_match: int = 3
+    prepared_outcomes: int = 8
+    exit_layer: int | None = None
     model_path: ModelPath = "auto"
     threads: int | None = None
     speculation: bool = True
@@ -75,7 +82,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name in ("max_batch", "num_speculative_tokens", "max_speculative_tokens", "max_waiting"):
             _at_least(name, getattr(self, name), 1)
-        for name in ("prefill_chunk_tokens", "ngram_min_tokens", "suffix_min_match"):
+        for name in ("prefill_chunk_tokens", "ngram_min_tokens", "suffix_min_match", "prepared_outcomes"):
             _at_least(name, getattr(self, name), 1)
         _at_least("suffix_past_tokens", self.suffix_past_tokens, 0)
         _at_least("max_length", self.max_length, 2)
@@ -103,7 +110,16 @@ class EngineConfig:
                 f"corpus: given with the drafter {self.drafter!r}, but only 'hybrid' has a corpus beside its "
                 "draft; 'suffix' takes it as draft"
             )
-        if self.drafter in ("draft_model", "eagle3", "hybrid") and not self.draft:
+        if self.drafter in DRAFTS_AHEAD and self.device != "cpu":
+            raise InvalidConfig(
+                f"drafter: {self.drafter!r} drafts in a second process on the CPU, and not yet with the device "
+                f"{self.device!r}; 'draft_model' gives the same output there"
+            )
+        if self.exit_layer is not None and self.drafter != "mirror":
+            raise InvalidConfig(
+                f"exit_layer: given with the drafter {self.drafter!r}, but only 'mirror' reads one"
+            )
+        if self.drafter in ("draft_model", "eagle3", "hybrid", *DRAFTS_AHEAD) and not self.draft:
             raise InvalidConfig(
                 f"draft: missing; the drafter {self.drafter!r} needs a draft directory or hub name"
             )

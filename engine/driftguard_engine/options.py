@@ -24,6 +24,8 @@ class DrafterName(StrEnum):
     NGRAM = "ngram"
     SUFFIX = "suffix"
     HYBRID = "hybrid"
+    SSD = "ssd"
+    MIRROR = "mirror"
     NONE = "none"
 
 
@@ -80,7 +82,8 @@ class ModelOptions:
         _option(
             "What drafts: draft_model (a small model), eagle3 (a head that reads the target's hidden "
             "states), ngram (lookup in the sequence), suffix (lookup there and in a corpus), hybrid (suffix "
-            "lookup where it finds a long match, else the draft), none, or an installed drafter by its name. "
+            "lookup where it finds a long match, else the draft), ssd and mirror (a draft model in a second process "
+            "beside the target), none, or an installed drafter by its name. "
             "Default: draft_model where there is a draft, else ngram.",
             MODELS,
         ),
@@ -97,6 +100,21 @@ class ModelOptions:
         int,
         _option("With --drafter hybrid: tokens of a match that is drafted from; below, the draft.", MODELS),
     ] = 3
+    prepared_outcomes: Annotated[
+        int,
+        _option(
+            "With --drafter ssd and mirror: outcomes of each verification that drafts are prepared for, for "
+            "each request.",
+            MODELS,
+        ),
+    ] = 8
+    exit_layer: Annotated[
+        int | None,
+        _option(
+            "With --drafter mirror: the target's layer whose input says what is likely; default: the middle.",
+            MODELS,
+        ),
+    ] = None
     dtype: Annotated[
         DtypeName | None,
         _option("Number format of both models. Default: bfloat16 on CUDA, float32 on the CPU.", MODELS),
@@ -222,6 +240,8 @@ def engine_config(models: ModelOptions, limits: LimitOptions, server: ServerOpti
         corpus=models.corpus,
         suffix_past_tokens=models.suffix_past_tokens,
         suffix_min_match=models.suffix_min_match,
+        prepared_outcomes=models.prepared_outcomes,
+        exit_layer=models.exit_layer,
         drafter=str(drafter),
         dtype=dtype.value,
         device=models.device.value,

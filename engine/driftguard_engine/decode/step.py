@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -55,13 +56,18 @@ class Step:
         verification = self._verification(rows)
         if drafter is not None:
             drafter.draft(rows, verification, self.launcher)
+        features = None
+        if drafter is not None and drafter.exit_layer is not None:
+            features = Features(drafter.features, drafter.exit_layer, partial(drafter.ahead, rows, verification))
+        elif drafter is not None:
+            features = Features(drafter.features) if drafter.features else None
+            drafter.ahead(rows, verification, None)
         counts = None
         if self.launcher is None or self.target.path != "lean":
             counts = [1 + count for count in rows.drafted.tolist()]
-        features = None if drafter is None or not drafter.features else Features(drafter.features)
         logits = self.target.decode(rows.fed, rows.starts, rows.slots, counts, features)  # [B, T, V]
         verified = verification.verify(logits)
-        if drafter is not None and features is not None:
+        if drafter is not None and features is not None and drafter.features:
             read = by_row(features.of(drafter.features), counts or [logits.shape[1]] * len(logits))
             drafter.observe(rows, read, verified.accepted)
         return steps.append(self.launcher, rows, verified.tokens, verified.accepted, verified.status)

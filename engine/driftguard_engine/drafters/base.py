@@ -30,6 +30,7 @@ class Drafter:
     drafts_fewer: bool = False  # whether fewer drafts than `context` has room for are no fault
     obstacle: str | None = None  # why it is slower on a GPU than it could be
     features: tuple[int, ...] = ()  # layers of the target that it reads, as `Features` counts them
+    exit_layer: int | None = None  # of the target, which `ahead` reads in the middle of its pass
 
     def prefill(self, token_ids: Sequence[int], spans: Sequence[Span], features: Tensor | None, /) -> None:
         """Reads tokens of prompts (not each prompt's last one) as `TokenModel.prefill`, and where `features`
@@ -43,6 +44,15 @@ class Drafter:
         """Puts rows.drafted tokens of each row into the verification, and feeds them by `steps.feed`, which
         lowers rows.drafted where there are fewer. launcher: None: on the CPU."""
         raise NotImplementedError
+
+    def ahead(self, rows: RowState, verification: Verification, exit_states: Tensor | None) -> None:
+        """Begins work beside the target's pass, and returns at once; `draft` takes the result in the next step.
+
+        Called behind `draft`; where `exit_layer` names a layer, when the target comes to it, with what it
+        reads: exit_states [N, H] of the tokens that the target needs, row after row. What is drafted in the
+        next step must be what it would be without this work, or its distribution must not depend on which
+        random numbers verify this step.
+        """
 
     def observe(self, rows: RowState, features: Tensor, accepted: Tensor) -> None:
         """The outcome of a step, also of one without drafts; called where `features` asks for hidden states.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -49,6 +49,16 @@ class DraftModelDrafter(Drafter):
         self.model.copy(source, span)
 
     def draft(self, rows: RowState, verification: Verification, launcher: Launcher | None) -> None:
+        self.draft_rows(rows, verification, launcher)
+
+    def draft_rows(
+        self,
+        rows: RowState,
+        verification: Verification,
+        launcher: Launcher | None,
+        ready: Collection[int] = (),
+    ) -> None:
+        """As `draft`. ready: rows whose logits are written already, and read by the model."""
         tokens, logits, inputs = verification.draft_tokens, verification.draft_logits, rows.draft
         if inputs is None:
             raise ValueError("the step was begun without a draft model")
@@ -58,13 +68,14 @@ class DraftModelDrafter(Drafter):
         for step in range(tokens.shape[1]):
             wanted = None
             if launcher is None or not self.captured:  # what reads values anyway computes no pass in vain
-                wanted = [count > step for count in rows.drafted.tolist()]
-                if not any(wanted):
+                drafting = [count > step for count in rows.drafted.tolist()]
+                if not any(drafting):
                     return
+                wanted = [drafts and row not in ready for row, drafts in enumerate(drafting)]
             token_ids = inputs.token_ids if step == 0 else inputs.next
             chosen = inputs.chosen if step == 0 else None
-            self.model.decode_into(
-                logits[:, step, :size], token_ids, chosen, inputs.starts, rows.slots, wanted
-            )
+            if wanted is None or any(wanted):
+                into = logits[:, step, :size]
+                self.model.decode_into(into, token_ids, chosen, inputs.starts, rows.slots, wanted)
             verification.draw(step)
             steps.feed(launcher, rows, tokens, step, 1)

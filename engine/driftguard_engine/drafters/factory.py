@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from driftguard_engine.config import DRAFTERS, EngineConfig, installed_drafters
+import torch
+
+from driftguard_engine.config import DRAFTERS, DRAFTS_AHEAD, EngineConfig, installed_drafters
 from driftguard_engine.core import DraftInfo, InvalidModel
+from driftguard_engine.drafters.ahead import AheadDrafter, MirrorDrafter
+from driftguard_engine.drafters.ahead_worker import Settings
 from driftguard_engine.drafters.base import Drafter
 from driftguard_engine.drafters.corpus import Corpus, is_corpus, read_documents
 from driftguard_engine.drafters.draft_model import DraftModelDrafter
@@ -23,20 +27,25 @@ from driftguard_engine.models import directory as directories
 from driftguard_engine.models.base import TokenModel
 from driftguard_engine.models.eagle3 import Eagle3Model
 from driftguard_engine.models.eagle3_head import is_eagle3, read_head
+from driftguard_engine.models.llama import LlamaModel
 from driftguard_engine.models.loading import LoadedModel, Placement, check_same_tokenizer, load
 from driftguard_engine.prefix_cache import PrefixCache
 
 logger = logging.getLogger(__name__)
 
-WITH_WEIGHTS = ("draft_model", "eagle3", "hybrid")  # methods whose drafts take the device's memory
-_NAMES = {"draft_model": "a draft model", "suffix": "a corpus", "eagle3": "an EAGLE-3 head"}
+WITH_WEIGHTS = ("draft_model", "eagle3", "hybrid", *DRAFTS_AHEAD)  # methods whose drafts take the device's memory
+_NAMES = {"suffix": "a corpus", "eagle3": "an EAGLE-3 head"} | dict.fromkeys(
+    ("draft_model", *DRAFTS_AHEAD), "a draft model"
+)
 
 
-def _kind_of(directory: Path) -> str:
-    """By what it is drafted with alone."""
+def _kind_of(directory: Path, drafter: str) -> str:
+    """By what it is drafted with alone; drafter: what the engine was started with."""
     if is_corpus(directory):
         return "suffix"
-    return "eagle3" if is_eagle3(directory) else "draft_model"
+    if is_eagle3(directory):
+        return "eagle3"
+    return drafter if drafter in DRAFTS_AHEAD else "draft_model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +112,8 @@ class DraftLoader:
         Of a hybrid it is one part, and the other part is that of the draft in service.
         """
         directory = directories.find(name, field="draft")
-        shown, path, kind = directories.shown_name(name, directory), str(directory), _kind_of(directory)
+        shown, path = directories.shown_name(name, directory), str(directory)
+        kind = _kind_of(directory, self.config.drafter)
         if self.config.drafter != "hybrid":
             return DraftInfo(shown, version or directories.version_of(directory), kind, path)
         if kind == "suffix" and serving is not None:
@@ -153,9 +163,47 @@ class DraftLoader:
         if is_eagle3(Path(name)):
             directory = directories.locate(name, field="draft")
             return Eagle3Drafter(_eagle3_model(directory, self.target.model, self.placement))
-        loaded = load(name, self.placement, field="draft")
+        ahead, placement = self.config.drafter in DRAFTS_AHEAD, self.placement
+        if ahead:
+            placement = replace(placement, slots=placement.slots * (1 + self.config.prepared_outcomes))
+        loaded = load(name, placement, field="draft")
         check_same_tokenizer(self.target.tokenizer, loaded.tokenizer, loaded.directory, field="draft")
-        return DraftModelDrafter(loaded.model)
+        return self._ahead(loaded) if ahead else DraftModelDrafter(loaded.model)
+
+    def _ahead(self, draft: LoadedModel) -> AheadDrafter:
+        """With its process. Raises InvalidModel."""
+        config, target, model = self.config, self.target.model, draft.model
+        if not isinstance(model, LlamaModel):
+            raise InvalidModel(
+                f"draft: {draft.directory} runs on the generic path, and --drafter {config.drafter} takes a "
+                "draft of the Llama family on the lean path; --drafter draft_model takes any",
+                field="draft",
+            )
+        settings = Settings(
+            self.placement.slots,
+            config.prepared_outcomes,
+            config.max_speculative_tokens,
+            target.vocabulary,
+            config.verification,
+            config.drafter == "ssd",
+            torch.get_num_threads(),
+        )
+        if config.drafter == "ssd":
+            return AheadDrafter(model, settings)
+        if not isinstance(target, LlamaModel):
+            raise InvalidModel(
+                f"target: {self.target.directory} runs on the generic path, whose layers are not read in the "
+                "middle of a pass, as --drafter mirror needs; --drafter ssd does without",
+                field="target",
+            )
+        exit_layer = target.layers // 2 if config.exit_layer is None else config.exit_layer
+        if not 0 < exit_layer < target.layers:
+            raise InvalidModel(
+                f"exit_layer: {exit_layer} is not between 1 and {target.layers - 1}; the target has "
+                f"{target.layers} layers",
+                field="exit_layer",
+            )
+        return MirrorDrafter(model, settings, target, exit_layer)
 
     def _remembered(self, directory: str, saved: SavedDraft) -> LoadedDraft:
         held = [("target", str(self.target.directory))]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate
 from typing import Literal, Protocol
 
@@ -21,13 +21,22 @@ class Features:
     `hidden_states` of transformers, and what vLLM and speculators call auxiliary layer i.
     """
 
-    def __init__(self, layers: Collection[int]) -> None:
+    def __init__(
+        self,
+        layers: Collection[int],
+        exit_layer: int | None = None,
+        at_exit: Callable[[Tensor], None] = lambda hidden: None,
+    ) -> None:
+        """at_exit: gets what `exit_layer` reads, before this layer runs (not of a generic model)."""
         self._parts: dict[int, list[Tensor]] = {layer: [] for layer in layers}
+        self._exit_layer, self._at_exit = exit_layer, at_exit
 
     def take(self, layer: int, hidden: Tensor) -> None:
         """hidden [N, H]: of the next N tokens of the pass. Kept where the layer is asked for."""
         if layer in self._parts:
             self._parts[layer].append(hidden)
+        if layer == self._exit_layer:
+            self._at_exit(hidden)
 
     def of(self, layers: Sequence[int]) -> Tensor:
         """Of all tokens of the pass, these layers side by side: [N, len(layers) * H]."""

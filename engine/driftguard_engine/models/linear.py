@@ -67,6 +67,9 @@ class PackedLinear:
         self._unary = torch.ops.mkldnn._linear_pointwise.default
         self._binary = torch.ops.mkldnn._linear_pointwise.binary
 
+    def __reduce__(self) -> tuple[type[PackedLinear], tuple[Tensor, Tensor | None]]:
+        return PackedLinear, (self._weight.to_dense(), self._bias)  # packed weights cannot be pickled
+
     def apply(self, x: Tensor) -> Tensor:
         y: Tensor = self._unary(x, self._weight, self._bias, "none", [], "")
         return y

@@ -17,7 +17,7 @@ from driftguard_engine.kernels import layers
 from driftguard_engine.kernels.cuda.launcher import Launcher
 from driftguard_engine.kernels.layer_kernels import LayerKernels, LayerOps, obstacle
 from driftguard_engine.kernels.layer_self_test import failure
-from driftguard_engine.kv_cache import Span
+from driftguard_engine.kv_cache import SlotCache, Span
 from driftguard_engine.models.base import DecodesBySpans, Features
 from driftguard_engine.models.linear import choose
 from driftguard_engine.models.llama_weights import heads_of, layer_of, norm_of
@@ -137,8 +137,7 @@ class LlamaModel(DecodesBySpans):
     def forward(
         self, token_ids: Sequence[int], spans: Sequence[Span], features: Features | None = None
     ) -> Tensor:
-        hidden = self._final_norm.apply(self._hidden(token_ids, spans, features))
-        return self._head.apply(hidden)[: len(token_ids)]  # [N, V]
+        return self.read_out(self._hidden(token_ids, spans, features))[: len(token_ids)]  # [N, V]
 
     @torch.inference_mode()
     def prefill(
@@ -148,6 +147,16 @@ class LlamaModel(DecodesBySpans):
 
     def copy(self, source: int, span: Span) -> None:
         self._spans.cache.copy(source, span)
+
+    @property
+    def cache(self) -> SlotCache:
+        return self._spans.cache
+
+    @torch.inference_mode()
+    def read_out(self, hidden: Tensor) -> Tensor:
+        """Logits [N, V] of what any layer reads, [N, hidden], by the last norm and the head; N >= MINIMUM_ROWS
+        on the CPU."""
+        return self._head.apply(self._final_norm.apply(hidden))
 
     def _hidden(self, token_ids: Sequence[int], spans: Sequence[Span], features: Features | None) -> Tensor:
         """What the final norm reads, [rows, hidden], rows = max(N, MINIMUM_ROWS)."""

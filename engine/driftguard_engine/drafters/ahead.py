@@ -1,0 +1,223 @@
+"""Drafting beside the target's pass: a second process prepares drafts for likely outcomes of the verification.
+
+Speculative speculative decoding (Kumar, Dao, May 2026, arXiv:2603.03251), with a draft model. What is prepared
+is what `DraftModelDrafter` would draft behind the same tokens, by the same passes and the same random numbers:
+the output of a request is the same with it and without it, bit for bit, and which outcomes are prepared matters
+for speed alone. So the draft's distribution is not bent towards tokens that are prepared, as in the paper.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from driftguard_engine.core import InvalidModel
+from driftguard_engine.drafters.ahead_process import AheadProcess, Worker, WorkerLost
+from driftguard_engine.drafters.ahead_worker import AheadRow, Job, Outcome, Settings, Shared, drafts_behind, store
+from driftguard_engine.drafters.draft_model import DraftModelDrafter
+from driftguard_engine.kernels.cuda.launcher import Launcher
+from driftguard_engine.kernels.steps import RowState
+from driftguard_engine.kv_cache import Span
+from driftguard_engine.models.llama import LlamaModel
+from driftguard_engine.speculation import Verification
+
+START_SECONDS = 120.0
+RESTART_SECONDS = 10.0  # at the earliest after the last start
+_SUREST = 0.99  # part of drafts accepted, so that no outcome counts as impossible
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class AheadCounts:
+    """lookups: rows that a step drafted for, where the step before had been given to the process; hits: those
+    whose outcome was prepared. used_seconds: that the process drafted for steps with hits; waited_seconds: how
+    long those steps waited for it."""
+
+    lookups: int = 0
+    hits: int = 0
+    used_seconds: float = 0.0
+    waited_seconds: float = 0.0
+    lost_workers: int = 0
+
+    @property
+    def overlap(self) -> float:
+        """The part of the process's drafting that the target's pass hid, of what was used."""
+        return 1 - self.waited_seconds / self.used_seconds if self.used_seconds else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """What the process works on. rows: by slot, where in the job; without requests that have left."""
+
+    job: Job
+    rows: dict[int, int]
+
+
+class AheadDrafter(DraftModelDrafter):
+    """See `Drafter`. Where the outcome of a row is prepared, its draft logits are taken over, with what the
+    model's cache would hold, and its tokens are drawn from these logits as ever. Other rows are drafted here,
+    and all of them while there is no process.
+    """
+
+    def __init__(self, model: LlamaModel, settings: Settings) -> None:
+        """model: with `outcomes` further slots for each of its first `slots`. Raises InvalidModel where the
+        process does not start."""
+        super().__init__(model)
+        self.captured, self.obstacle = False, "it drafts in a second process on the CPU"
+        self.counts = AheadCounts()
+        self._settings = settings
+        self._files = [os.fdopen(os.memfd_create(name), "r+b") for name in ("draft", "shared")]
+        store(model, self._files[0])
+        self._files[0].flush()
+        self._shared = Shared(self._files[1].fileno(), settings, model.cache)
+        self._accepted, self._offered = 1, 2  # draft tokens; before there are any, half of them count as accepted
+        self._number = 0
+        self._pending: _Pending | None = None
+        self._seen: set[int] = set()  # slots with requests that the process knows
+        self._worker: Worker | None = None
+        try:
+            self._worker = self._start()
+            if not self._worker.ready(START_SECONDS):
+                raise WorkerLost(f"it is not ready after {START_SECONDS:g} seconds")
+        except (WorkerLost, OSError) as error:
+            self._end_worker()
+            raise InvalidModel(
+                f"draft: the second process, which drafts ahead, does not start ({error})", field="draft"
+            ) from error
+
+    def _start(self) -> Worker:
+        self._started = time.monotonic()
+        self._seen.clear()
+        return AheadProcess(*(file.fileno() for file in self._files), self._settings)
+
+    def _end_worker(self) -> None:
+        if self._worker is not None:
+            self._worker.end()
+        self._worker = self._pending = None
+
+    def _lost(self, error: WorkerLost | OSError) -> None:
+        """The requests go on: the engine drafts for them."""
+        self.counts.lost_workers += 1
+        logger.error("the second process, which drafts ahead, is lost (%s); drafting without it", error)
+        self._end_worker()
+
+    def draft(self, rows: RowState, verification: Verification, launcher: Launcher | None) -> None:
+        ready: Collection[int] = ()
+        pending, self._pending = self._pending, None
+        if pending is not None and self._worker is not None:
+            try:
+                ready = self._take(self._worker, pending, rows, verification.draft_logits)
+            except WorkerLost as error:
+                self._lost(error)
+        self.draft_rows(rows, verification, launcher, ready)
+
+    def _take(self, worker: Worker, pending: _Pending, rows: RowState, logits: Tensor) -> Collection[int]:
+        """The rows whose outcome is prepared, their logits [B, K, V] written. Raises WorkerLost."""
+        outcomes, job = worker.chosen(pending.job.number), pending.job
+        numbers = {outcome: number for number, outcome in enumerate(outcomes)}
+        found: dict[int, tuple[int, int, Span]] = {}  # by row: number of its outcome, its drafts, what they fill
+        told = zip(rows.slots.tolist(), rows.lengths.tolist(), rows.drafted.tolist(), strict=True)
+        for row, (slot, length, count) in enumerate(told):
+            if not count or slot not in pending.rows:
+                continue
+            before = job.rows[pending.rows[slot]]
+            *accepted, own = rows.state.token_ids[slot, before.length : length].tolist()
+            if accepted != [*before.drafts[: len(accepted)]]:
+                continue  # steps without drafts came between
+            self.counts.lookups += 1
+            self._accepted, self._offered = self._accepted + len(accepted), self._offered + len(before.drafts)
+            number = numbers.get(Outcome(pending.rows[slot], len(accepted), own))
+            if number is not None and count <= drafts_behind(before, length, self.model.max_length):
+                found[row] = number, count, Span(slot, length - 2, count + 1)
+        if not found:
+            return ()
+        began = time.perf_counter()
+        self.counts.used_seconds += worker.prepared(job.number)
+        self.counts.waited_seconds += time.perf_counter() - began
+        self.counts.hits += len(found)
+        slots = self._settings.outcome_slots(job.rows, outcomes)
+        for row, (number, count, span) in found.items():
+            logits[row, :count] = self._shared.prepared[number, :count]
+            self.model.copy(slots[number], span)
+        return found
+
+    def ahead(self, rows: RowState, verification: Verification, exit_states: Tensor | None) -> None:
+        try:
+            if self._worker is None:
+                if time.monotonic() - self._started > RESTART_SECONDS:
+                    self._worker = self._start()
+            elif self._worker.ready(0) and (asked := self._asked(rows, verification)):
+                self._write_inputs(asked, rows, verification, exit_states)
+                self._number += 1
+                job = Job(self._number, [*asked.values()], min(self._accepted / self._offered, _SUREST))
+                self._worker.ask(job)
+                self._seen.update(row.slot for row in job.rows)
+                self._pending = _Pending(job, {row.slot: index for index, row in enumerate(job.rows)})
+        except (WorkerLost, OSError) as error:
+            self._lost(error)
+
+    def _asked(self, rows: RowState, verification: Verification) -> dict[int, AheadRow]:
+        """The rows that have drafts, by their place."""
+        state, slots = rows.state, rows.slots
+        sampling = (state.temperatures, state.top_ks, state.top_ps, state.seeds)
+        told = zip(
+            slots.tolist(),
+            rows.lengths.tolist(),
+            state.limits[slots].tolist(),
+            rows.drafted.tolist(),
+            rows.fed.tolist(),
+            zip(*(each[slots].tolist() for each in sampling), strict=True),
+            strict=True,
+        )
+        return {
+            place: AheadRow(slot, slot not in self._seen, length, limit, fed[0], fed[1 : count + 1], how)
+            for place, (slot, length, limit, count, fed, how) in enumerate(told)
+            if count
+        }
+
+    def _write_inputs(
+        self,
+        asked: Mapping[int, AheadRow],
+        rows: RowState,
+        verification: Verification,
+        exit_states: Tensor | None,
+    ) -> None:
+        """What the process chooses outcomes by: here the logits of the drafts."""
+        for place, row in asked.items():
+            count = len(row.drafts)
+            self._shared.inputs[row.slot, :count] = verification.draft_logits[place, :count]
+
+    def forget(self, slot: int) -> None:
+        self._seen.discard(slot)
+        if self._pending is not None:
+            self._pending.rows.pop(slot, None)
+
+
+class MirrorDrafter(AheadDrafter):
+    """See `Drafter`. Outcomes are chosen by what an early layer of the target says, read by its last norm and
+    head, and are prepared while its later layers run: Mirror speculative decoding (Bhendawade et al. 2025,
+    arXiv:2510.13161), without its streams."""
+
+    def __init__(self, model: LlamaModel, settings: Settings, target: LlamaModel, exit_layer: int) -> None:
+        super().__init__(model, settings)
+        self.exit_layer = exit_layer
+        self._read_out = target.read_out
+
+    def _write_inputs(
+        self,
+        asked: Mapping[int, AheadRow],
+        rows: RowState,
+        verification: Verification,
+        exit_states: Tensor | None,
+    ) -> None:
+        if exit_states is None:
+            raise ValueError("the states of the exit layer are needed")
+        logits = self._read_out(exit_states).split([1 + count for count in rows.drafted.tolist()])
+        for place, row in asked.items():
+            self._shared.inputs[row.slot, : len(row.drafts) + 1] = logits[place]
