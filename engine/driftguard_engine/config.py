@@ -70,7 +70,7 @@ class EngineConfig:
     ngram_max_tokens: int = 4
     suffix_past_tokens: int = 0
     suffix_min_match: int = 3
-    prepared_outcomes: int = 8
+    prepared_outcomes: int = 4
     exit_layer: int | None = None
     model_path: ModelPath = "auto"
     threads: int | None = None

@@ -107,7 +107,7 @@ class ModelOptions:
             "each request.",
             MODELS,
         ),
-    ] = 8
+    ] = 4
     exit_layer: Annotated[
         int | None,
         _option(

@@ -33,6 +33,9 @@ from driftguard_engine.models.llama import LlamaModel
 from driftguard_engine.speculation import ReferenceVerification
 
 READY = "ready"
+# Power of the probabilities by which outcomes are chosen: the target's own tokens are nearer to the likeliest
+# ones than the draft's law says, so that chances are better spread over how many drafts are accepted.
+_SHARPNESS = 3.0
 
 
 class AheadRow(NamedTuple):
@@ -227,11 +230,11 @@ class Preparer:
 
     def _likeliest(self, index: int, row: AheadRow, acceptance: float) -> list[Outcome]:
         """An outcome is taken for as likely as `acceptance` makes its number of accepted drafts, times the
-        probability of its token, which is not the draft that was rejected."""
+        sharpened probability of its token, which is not the draft that was rejected."""
         most, outcomes = self._most(row), self._settings.outcomes
         if most <= 0:
             return []
-        p = self._shared.inputs[row.slot, :most].softmax(-1)  # [A, V]
+        p = (self._shared.inputs[row.slot, :most] * _SHARPNESS).softmax(-1)  # [A, V]
         stopped = torch.arange(min(most, len(row.drafts)))
         p[stopped, torch.tensor(row.drafts[:most])] = 0
         chance = acceptance ** torch.arange(most)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from driftguard_engine.core import Request
+from driftguard_engine.core import FinishedRequest, Request
 from driftguard_engine.engine import Engine
 from driftguard_engine.models import linear
 
@@ -42,6 +42,10 @@ def varied_requests(count: int) -> list[Request]:
 
 
 def together(engine: Engine, requests: list[Request], seed: int) -> dict[str, tuple[int, ...]]:
+    return {name: each.output_token_ids for name, each in served_together(engine, requests, seed).items()}
+
+
+def served_together(engine: Engine, requests: list[Request], seed: int) -> dict[str, FinishedRequest]:
     """All requests, in an order and at steps of their own."""
     rng = random.Random(seed)
     waiting, outputs = rng.sample(requests, len(requests)), []
@@ -50,7 +54,7 @@ def together(engine: Engine, requests: list[Request], seed: int) -> dict[str, tu
             if waiting:
                 engine.submit(waiting.pop())
         outputs += engine.step()
-    return {name: each.output_token_ids for name, each in finished(outputs + drain(engine)).items()}
+    return finished(outputs + drain(engine))
 
 
 @pytest.mark.parametrize("drafter", ["draft_model", "eagle3", "ngram", "suffix", "hybrid"])

@@ -1,0 +1,279 @@
+"""Drafts that a second process prepares beside the target's pass: speed alone is another than without it."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import pickle
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from driftguard_engine.config import EngineConfig, InvalidConfig
+from driftguard_engine.core import FinishedRequest, InvalidModel, Request, SpeculationCounts
+from driftguard_engine.drafters import ahead, ahead_process, ahead_worker
+from driftguard_engine.drafters.ahead import AheadDrafter
+from driftguard_engine.drafters.ahead_process import AheadProcess
+from driftguard_engine.drafters.ahead_worker import AheadRow, Outcome, Preparer, Settings, Shared
+from driftguard_engine.engine import Engine
+from driftguard_engine.kernels.reference.verify import StepNoise
+from driftguard_engine.kv_cache import SlotCache, Span
+from driftguard_engine.speculation import ReferenceVerification
+
+from tests.engine.core.test_batch_independence import served_together, varied_requests
+from tests.engine.core.tiny import drain, finished, plain_greedy, request, save, serve
+from tests.forked import forked
+
+SPAWNED = AheadProcess
+
+
+class ThreadOfTest(AheadProcess):
+    """The same conversation with a thread, so that a test can plant mistakes in what it does."""
+
+    def __init__(self, model_file: int, memory: int, settings: Settings) -> None:
+        self._connection, theirs = Pipe()
+        self._is_ready = False
+        with mmap.mmap(model_file, 0, access=mmap.ACCESS_READ) as stored:
+            model = pickle.loads(stored)
+        self._preparer = Preparer(model, Shared(memory, settings, model.cache), settings)
+        threading.Thread(target=ahead_worker.serve, args=(theirs, self._preparer), daemon=True).start()
+
+    def end(self) -> None:
+        self._connection.close()
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "AheadProcess", ThreadOfTest)
+
+
+def drafter_of(engine: Engine) -> AheadDrafter:
+    drafter = engine._drafts.drafter
+    assert isinstance(drafter, AheadDrafter)
+    return drafter
+
+
+def requests() -> list[Request]:
+    """Various ones, three that begin alike, and some whose drafts are often accepted."""
+    alike = [request(f"a{index}", (*range(40, 60), index), 30, temperature=0.8, seed=1) for index in range(3)]
+    longer = [request(f"l{index}", (index, 7), 60, temperature=0.5 * (index % 2), seed=9) for index in range(4)]
+    return [*varied_requests(10), *alike, *longer]
+
+
+def told(done: dict[str, FinishedRequest]) -> dict[str, tuple[tuple[int, ...], SpeculationCounts]]:
+    """What each request got, and how many of which drafts were accepted: what was drafted is in both."""
+    return {name: (each.output_token_ids, each.counts) for name, each in done.items()}
+
+
+@pytest.fixture(scope="module")
+def alone(new_engine: Callable[..., Engine]) -> Callable[[str], Any]:
+    """What is told of each request by itself with the draft model alone, by the rule of verification."""
+    found: dict[str, Any] = {}
+
+    def outputs(rule: str) -> Any:
+        if rule not in found:
+            engine = new_engine(verification=rule)
+            found[rule] = {name: each for one in requests() for name, each in told(serve(engine, one)).items()}
+        return found[rule]
+
+    return outputs
+
+
+@pytest.mark.parametrize(
+    ("drafter", "rule", "worker"),
+    [
+        ("ssd", "token", SPAWNED),
+        ("ssd", "block", ThreadOfTest),
+        ("mirror", "token", ThreadOfTest),
+        ("mirror", "block", ThreadOfTest),
+    ],
+)
+def test_each_seed_gives_the_output_of_the_draft_model_alone_in_any_batch(
+    new_engine: Callable[..., Engine],
+    alone: Callable[[str], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    drafter: str,
+    rule: str,
+    worker: type[AheadProcess],
+) -> None:
+    monkeypatch.setattr(ahead, "AheadProcess", worker)
+    engine = new_engine(drafter=drafter, verification=rule)
+    assert told(served_together(engine, requests(), seed=1)) == alone(rule)
+    counts = drafter_of(engine).counts
+    assert 10 < counts.hits < counts.lookups - 10
+    assert counts.lost_workers == 0
+    assert engine.draft.method == drafter
+
+
+@pytest.mark.usefixtures("threads")
+def test_a_draft_with_a_shorter_context_and_few_outcomes_gives_the_same_too(
+    new_engine: Callable[..., Engine], tmp_path: Path
+) -> None:
+    draft = save(tmp_path / "short", "llama", seed=3, noise=0.03, max_position_embeddings=24)
+    asked = [request(f"r{index}", (index, 7), 40) for index in range(4)]
+    engine = new_engine(drafter="ssd", draft=draft, prepared_outcomes=2)
+    assert told(serve(engine, *asked)) == told(serve(new_engine(draft=draft), *asked))
+    assert drafter_of(engine).counts.hits > 0
+
+
+@pytest.mark.usefixtures("threads")
+def test_steps_without_drafts_and_other_numbers_of_drafts_may_come_between(
+    new_engine: Callable[..., Engine], models: Path
+) -> None:
+    """The draft is the target itself: all its drafts are right."""
+    engine = new_engine(drafter="ssd", draft=str(models / "llama"))
+    prompts = {"a": (7,), "b": (1, 2, 3, 4) * 5}
+    for name, prompt in prompts.items():
+        engine.submit(request(name, prompt, 80))
+    outputs = engine.step()
+    rows = [*engine._sequences.values()]
+    for step in range(1000):
+        for index, row in enumerate(rows):
+            row.num_speculative_tokens = (3, 3, 0, 2, 2, 5)[(step + index) % 6]
+        if not engine.has_work():
+            break
+        outputs += engine.step()
+    for name, done in finished(outputs + drain(engine)).items():
+        assert done.output_token_ids == plain_greedy("llama", prompts[name], 80)
+        assert done.counts.accepted == done.counts.drafted > 20
+    counts = drafter_of(engine).counts
+    assert 0 < counts.hits < counts.lookups
+
+
+def guessed_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    def least_likely(self: Preparer, index: int, row: AheadRow, acceptance: float) -> list[Outcome]:
+        count = max(min(self._most(row), 1), 0)
+        return [Outcome(index, 0, row.drafts[0])] * count
+
+    monkeypatch.setattr(Preparer, "_likeliest", least_likely)
+
+
+def guessed_by_the_noise_that_verifies(monkeypatch: pytest.MonkeyPatch) -> None:
+    likeliest = Preparer._likeliest
+
+    def by_noise(self: Preparer, index: int, row: AheadRow, acceptance: float) -> list[Outcome]:
+        noise = StepNoise(np.array([row.sampling[3]]), np.array([row.length]), len(row.drafts) + 1)
+        return likeliest(self, index, row, float(noise.accept[0, 0]))
+
+    monkeypatch.setattr(Preparer, "_likeliest", by_noise)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("plant", [guessed_wrong, guessed_by_the_noise_that_verifies])
+def test_which_outcomes_are_prepared_changes_no_token(
+    new_engine: Callable[..., Engine],
+    alone: Callable[[str], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    plant: Callable[[pytest.MonkeyPatch], None],
+) -> None:
+    """For what is prepared is what would be drafted."""
+    plant(monkeypatch)
+    engine = new_engine(drafter="ssd")
+    assert told(serve(engine, *requests())) == alone("token")
+    assert (drafter_of(engine).counts.hits == 0) == (plant is guessed_wrong)
+
+
+def logits_of_another_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = AheadProcess.chosen
+
+    def rotated(self: AheadProcess, number: int) -> list[Outcome]:
+        found = chosen(self, number)
+        return [*found[1:], *found[:1]]
+
+    monkeypatch.setattr(AheadProcess, "chosen", rotated)
+
+
+def logits_of_an_earlier_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare, calls = Preparer.prepare, iter(range(10_000))
+    monkeypatch.setattr(
+        Preparer, "prepare", lambda *given: prepare(*given) if next(calls) % 2 == 0 else True
+    )
+
+
+def used_after_a_miss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the target's own token was, where as many drafts were accepted."""
+    known: list[Outcome] = []
+    chosen = AheadProcess.chosen
+
+    def remember(self: AheadProcess, number: int) -> list[Outcome]:
+        known[:] = chosen(self, number)
+        return [*known]
+
+    def nearest(row: int, accepted: int, own: int) -> Outcome | None:
+        return next((each for each in known if each[:2] == (row, accepted)), None)
+
+    monkeypatch.setattr(AheadProcess, "chosen", remember)
+    monkeypatch.setattr(ahead, "Outcome", nearest)
+
+
+def drafted_by_the_noise_that_verifies(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Verifying(StepNoise):
+        @property
+        def draft(self) -> Any:
+            return self._drawn[0][:, 1]
+
+    draw = ahead_worker._Abandonable.draw
+
+    def draw_by_accept(self: ReferenceVerification, step: int) -> None:
+        self._noise.__class__ = Verifying
+        draw(self, step)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ahead_worker._Abandonable, "draw", draw_by_accept)
+
+
+def keys_of_rejected_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def copy(self: Preparer, row: AheadRow, slot: int, end: int) -> None:
+        first = self._held.get(slot, 0)
+        self._model.copy(row.slot, Span(slot, first, end - first))
+        self._held[slot] = max(end, first)  # as if what the drafts wrote were there for good
+
+    monkeypatch.setattr(Preparer, "_copy", copy)
+
+
+def keys_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what is prepared the engine's cache gets nothing."""
+    copy = SlotCache.copy
+
+    def copy_for_outcomes(self: SlotCache, source: int, span: Span) -> None:
+        if source < 4:
+            copy(self, source, span)
+
+    monkeypatch.setattr(SlotCache, "copy", copy_for_outcomes)
+
+
+def keys_of_the_request_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AheadDrafter, "forget", lambda *_: None)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize(
+    "plant",
+    [
+        logits_of_another_outcome,
+        logits_of_an_earlier_step,
+        used_after_a_miss,
+        drafted_by_the_noise_that_verifies,
+        keys_of_rejected_drafts,
+        keys_left_behind,
+        keys_of_the_request_before,
+    ],
+)
+def test_mistakes_in_what_is_prepared_are_seen(
+    new_engine: Callable[..., Engine],
+    alone: Callable[[str], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    plant: Callable[[pytest.MonkeyPatch], None],
+) -> None:
+    plant(monkeypatch)
+    engine = new_engine(drafter="ssd")
+    assert told(serve(engine, *requests())) != alone("token")
+    assert drafter_of(engine).counts.hits > 0
