@@ -27,6 +27,7 @@ from driftguard_engine.core import (
 from driftguard_engine.decode.decoder import RowOutcome
 from driftguard_engine.decode.placement import open_decoder, placement_of, slower_because
 from driftguard_engine.decode.turns import Turns
+from driftguard_engine.drafters.ahead import AheadCounts, AheadDrafter
 from driftguard_engine.drafters.base import Drafter
 from driftguard_engine.drafters.factory import (
     WITH_WEIGHTS,
@@ -269,6 +270,12 @@ class Engine:
         """Why steps with the draft in service are slower on a GPU than they could be."""
         slow = slower_because(self._placement.device, self._target.model, self._drafts.drafter)
         return self._decoder.capture_failure or slow
+
+    @property
+    def ahead(self) -> AheadCounts | None:
+        """What drafting ahead gave; None where the draft in service is not drafted with ahead."""
+        drafter = self._drafts.drafter
+        return drafter.counts if isinstance(drafter, AheadDrafter) else None
 
     @property
     def backend(self) -> str:

@@ -46,9 +46,13 @@ class AheadCounts:
     lost_workers: int = 0
 
     @property
-    def overlap(self) -> float:
+    def hit_rate(self) -> float | None:
+        return self.hits / self.lookups if self.lookups else None
+
+    @property
+    def overlap(self) -> float | None:
         """The part of the process's drafting that the target's pass hid, of what was used."""
-        return 1 - self.waited_seconds / self.used_seconds if self.used_seconds else 0.0
+        return max(1 - self.waited_seconds / self.used_seconds, 0.0) if self.used_seconds else None
 
 
 @dataclass(frozen=True, slots=True)

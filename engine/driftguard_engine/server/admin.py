@@ -67,7 +67,7 @@ def set_speculation(body: SpeculationBody, service: TheService) -> dict[str, Any
 
 
 def _info(service: Service) -> dict[str, Any]:
-    engine = service.engine
+    engine, ahead = service.engine, service.engine.ahead
     return {
         "server": engine.config.server_name,
         "target": engine.target_name,
@@ -83,4 +83,5 @@ def _info(service: Service) -> dict[str, Any]:
         "verify_backend": engine.backend,
         "verify_fallback": engine.backend_fallback,
         "loop_fallback": engine.loop_fallback,
+        "ahead": None if ahead is None else asdict(ahead) | {"hit_rate": ahead.hit_rate, "overlap": ahead.overlap},
     }

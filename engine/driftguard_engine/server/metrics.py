@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 
 from driftguard_engine.adaptive_k.plan import REASONS
 from driftguard_engine.core import FinishedRequest
+from driftguard_engine.drafters.ahead import AheadCounts
 from driftguard_engine.engine import Engine
 from driftguard_engine.telemetry.telemetry import Telemetry
 
@@ -172,6 +173,7 @@ class _EngineState(Collector):
         ):
             yield GaugeMetricFamily(f"{PREFIX}_{name}", meaning, value=value)
         yield from self._drafting()
+        yield from self._ahead()
 
     def _drafting(self) -> Iterator[Metric]:
         decision, reasons = self._engine.drafting.decision, self._engine.drafting.reasons
@@ -201,6 +203,18 @@ class _EngineState(Collector):
         for reason in REASONS:
             decisions.add_metric([reason], reasons[reason])
         yield decisions
+
+
+    def _ahead(self) -> Iterator[Metric]:
+        counts = self._engine.ahead or AheadCounts()
+        for name, meaning, value in (
+            ("lookups", "Rows that were drafted for behind a step that was drafted ahead of", counts.lookups),
+            ("hits", "Rows whose drafts had been prepared", counts.hits),
+            ("used_seconds", "Seconds that drafting ahead took for steps with prepared drafts", counts.used_seconds),
+            ("waited_seconds", "Seconds that these steps waited for it", counts.waited_seconds),
+            ("lost_workers", "Processes that drafted ahead and were lost", counts.lost_workers),
+        ):
+            yield CounterMetricFamily(f"{PREFIX}_ahead_{name}", f"{meaning}; ssd and mirror only.", value=value)
 
 
 class _TelemetryState(Collector):

@@ -146,5 +146,9 @@ class FakeEngine(Engine):
         return None
 
     @property
+    def ahead(self) -> None:
+        return None
+
+    @property
     def backend_fallback(self) -> str | None:
         return None

@@ -46,6 +46,7 @@ def test_info_says_what_serves(client: httpx.Client) -> None:
         "verify_backend": "reference",
         "verify_fallback": None,
         "loop_fallback": None,
+        "ahead": None,
     }
 
 

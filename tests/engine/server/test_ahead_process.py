@@ -1,0 +1,41 @@
+"""The second process of a draft model, whose engine is a process of its own."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.engine.server.processes import engine_process
+from tests.engine.server.serving import wait_until
+
+pytestmark = pytest.mark.slow
+
+
+def children(pid: int) -> list[int]:
+    """Process ids, of those that have not ended."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+        except OSError:
+            continue
+        if int(parent) == pid and state != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_it_ends_with_the_engine_however_that_ends(models: Path, number: signal.Signals) -> None:
+    with engine_process(models, "--drafter", "ssd") as (process, url, ready):
+        assert ready.endswith(" method=ssd\n")
+        asked = {"model": "target", "prompt": "abc", "max_tokens": 40, "seed": 3}
+        httpx.post(f"{url}/v1/completions", json=asked).raise_for_status()
+        told = httpx.get(f"{url}/admin/info").json()["ahead"]
+        assert told["lookups"] > 0
+        [worker] = children(process.pid)
+        process.send_signal(number)
+        process.wait(60)
+        wait_until(lambda: not Path(f"/proc/{worker}").exists(), "the end of the second process")
