@@ -43,7 +43,7 @@ class EngineConfig:
     suffix_min_match: where the longest match has fewer tokens, the model of "hybrid" drafts.
     prepared_outcomes: of each verification of a request, "ssd" and "mirror" draft for so many outcomes ahead;
     the draft's cache has so many further slots for each of max_batch. exit_layer: the layer of the target
-    whose input "mirror" chooses them by, from 1 on; None: the one in the middle.
+    whose input "mirror" chooses them by, from 1 on; None: behind three quarters.
     model_path: "generic" runs every model through transformers' own forward; "auto" does so only for models
     that the lean path cannot compute.
     prefix_reuse: where a prompt begins like an earlier one, the whole chunks of prefill_chunk_tokens that
@@ -112,7 +112,7 @@ class EngineConfig:
             )
         if self.drafter in DRAFTS_AHEAD and self.device != "cpu":
             raise InvalidConfig(
-                f"drafter: {self.drafter!r} drafts in a second process on the CPU, and not yet with the device "
+                f"drafter: {self.drafter!r} drafts in a second process on the CPU, not yet with the device "
                 f"{self.device!r}; 'draft_model' gives the same output there"
             )
         if self.exit_layer is not None and self.drafter != "mirror":

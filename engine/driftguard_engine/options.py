@@ -82,8 +82,8 @@ class ModelOptions:
         _option(
             "What drafts: draft_model (a small model), eagle3 (a head that reads the target's hidden "
             "states), ngram (lookup in the sequence), suffix (lookup there and in a corpus), hybrid (suffix "
-            "lookup where it finds a long match, else the draft), ssd and mirror (a draft model in a second process "
-            "beside the target), none, or an installed drafter by its name. "
+            "lookup where it finds a long match, else the draft), ssd and mirror (a draft model, in a second "
+            "process beside the target), none, or an installed drafter by its name. "
             "Default: draft_model where there is a draft, else ngram.",
             MODELS,
         ),
@@ -111,7 +111,7 @@ class ModelOptions:
     exit_layer: Annotated[
         int | None,
         _option(
-            "With --drafter mirror: the target's layer whose input says what is likely; default: the middle.",
+            "With --drafter mirror: the target's layer whose input says what is likely; default: behind 3/4.",
             MODELS,
         ),
     ] = None

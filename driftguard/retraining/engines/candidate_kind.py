@@ -29,6 +29,4 @@ def candidate_kind(settings: Settings, info: EngineInfo) -> CandidateKind | None
 def is_trained_here(method: str, engine: EngineSettings) -> bool:
     """Whether drafts of this method are trained and scored, for this engine. An EAGLE-3 head is scored as the
     built-in engine drafts with it; its ssd and mirror draft with a draft model."""
-    return method == "draft_model" or (
-        method in ("eagle3", "ssd", "mirror") and engine.admin_url is not None
-    )
+    return method == "draft_model" or (method in ("eagle3", "ssd", "mirror") and engine.admin_url is not None)

@@ -58,7 +58,9 @@ class Step:
             drafter.draft(rows, verification, self.launcher)
         features = None
         if drafter is not None and drafter.exit_layer is not None:
-            features = Features(drafter.features, drafter.exit_layer, partial(drafter.ahead, rows, verification))
+            features = Features(
+                drafter.features, drafter.exit_layer, partial(drafter.ahead, rows, verification)
+            )
         elif drafter is not None:
             features = Features(drafter.features) if drafter.features else None
             drafter.ahead(rows, verification, None)

@@ -1,9 +1,12 @@
-"""Drafting beside the target's pass: a second process prepares drafts for likely outcomes of the verification.
+"""Drafting beside the target's pass: a second process prepares drafts for likely outcomes of verification.
 
-Speculative speculative decoding (Kumar, Dao, May 2026, arXiv:2603.03251), with a draft model. What is prepared
-is what `DraftModelDrafter` would draft behind the same tokens, by the same passes and the same random numbers:
-the output of a request is the same with it and without it, bit for bit, and which outcomes are prepared matters
-for speed alone. So the draft's distribution is not bent towards tokens that are prepared, as in the paper.
+Speculative speculative decoding (Kumar, Dao, May 2026, arXiv:2603.03251) with a draft model, whose own logits
+say which outcomes are likely. Or an early layer of the target says so while its later layers run, as in Mirror
+speculative decoding (Bhendawade et al. 2025, arXiv:2510.13161), here without its streams.
+
+What is prepared is what `DraftModelDrafter` would draft behind the same tokens, by the same passes and random
+numbers. So the output of a request is the same with it and without it, bit for bit, and which outcomes are
+prepared matters for speed alone. The draft's law is not bent towards them, as in the first paper.
 """
 
 from __future__ import annotations
@@ -11,14 +14,23 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
 
+import torch
 from torch import Tensor
 
 from driftguard_engine.core import InvalidModel
 from driftguard_engine.drafters.ahead_process import AheadProcess, Worker, WorkerLost
-from driftguard_engine.drafters.ahead_worker import AheadRow, Job, Outcome, Settings, Shared, drafts_behind, store
+from driftguard_engine.drafters.ahead_worker import (
+    AheadRow,
+    Job,
+    Outcome,
+    Settings,
+    Shared,
+    drafts_behind,
+    store,
+)
 from driftguard_engine.drafters.draft_model import DraftModelDrafter
 from driftguard_engine.kernels.cuda.launcher import Launcher
 from driftguard_engine.kernels.steps import RowState
@@ -36,8 +48,8 @@ logger = logging.getLogger(__name__)
 @dataclass(slots=True)
 class AheadCounts:
     """lookups: rows that a step drafted for, where the step before had been given to the process; hits: those
-    whose outcome was prepared. used_seconds: that the process drafted for steps with hits; waited_seconds: how
-    long those steps waited for it."""
+    whose outcome was prepared. used_seconds: of the process, for steps with hits; waited_seconds: that those
+    steps waited for it."""
 
     lookups: int = 0
     hits: int = 0
@@ -54,6 +66,9 @@ class AheadCounts:
         """The part of the process's drafting that the target's pass hid, of what was used."""
         return max(1 - self.waited_seconds / self.used_seconds, 0.0) if self.used_seconds else None
 
+    def told(self) -> dict[str, float | None]:
+        return asdict(self) | {"hit_rate": self.hit_rate, "overlap": self.overlap}
+
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
@@ -69,10 +84,17 @@ class AheadDrafter(DraftModelDrafter):
     and all of them while there is no process.
     """
 
-    def __init__(self, model: LlamaModel, settings: Settings) -> None:
-        """model: with `outcomes` further slots for each of its first `slots`. Raises InvalidModel where the
-        process does not start."""
+    def __init__(
+        self,
+        model: LlamaModel,
+        settings: Settings,
+        exit_layer: int | None = None,
+        read_out: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        """model: with `outcomes` further slots for each of its first `slots`. read_out: logits of the target
+        from what `exit_layer` reads. Raises InvalidModel where the process does not start."""
         super().__init__(model)
+        self.exit_layer, self._read_out = exit_layer, read_out
         self.captured, self.obstacle = False, "it drafts in a second process on the CPU"
         self.counts = AheadCounts()
         self._settings = settings
@@ -80,25 +102,35 @@ class AheadDrafter(DraftModelDrafter):
         store(model, self._files[0])
         self._files[0].flush()
         self._shared = Shared(self._files[1].fileno(), settings, model.cache)
-        self._accepted, self._offered = 1, 2  # draft tokens; before there are any, half of them count as accepted
+        self._accepted, self._offered = (
+            1,
+            2,
+        )  # draft tokens; before there are any, half of them count as accepted
         self._number = 0
         self._pending: _Pending | None = None
         self._seen: set[int] = set()  # slots with requests that the process knows
         self._worker: Worker | None = None
+        self._start_first()
+
+    def _start_first(self) -> None:
+        """Waits until the process is ready. Raises InvalidModel."""
+        why: object = f"it is not ready after {START_SECONDS:g} seconds"
         try:
             self._worker = self._start()
-            if not self._worker.ready(START_SECONDS):
-                raise WorkerLost(f"it is not ready after {START_SECONDS:g} seconds")
+            if self._worker.ready(START_SECONDS):
+                return
         except (WorkerLost, OSError) as error:
-            self._end_worker()
-            raise InvalidModel(
-                f"draft: the second process, which drafts ahead, does not start ({error})", field="draft"
-            ) from error
+            why = error
+        self._end_worker()
+        raise InvalidModel(
+            f"draft: the second process, which drafts ahead, does not start ({why})", field="draft"
+        )
 
     def _start(self) -> Worker:
         self._started = time.monotonic()
         self._seen.clear()
-        return AheadProcess(*(file.fileno() for file in self._files), self._settings)
+        model, memory = (file.fileno() for file in self._files)
+        return AheadProcess(model, memory, self._settings)
 
     def _end_worker(self) -> None:
         if self._worker is not None:
@@ -125,7 +157,9 @@ class AheadDrafter(DraftModelDrafter):
         """The rows whose outcome is prepared, their logits [B, K, V] written. Raises WorkerLost."""
         outcomes, job = worker.chosen(pending.job.number), pending.job
         numbers = {outcome: number for number, outcome in enumerate(outcomes)}
-        found: dict[int, tuple[int, int, Span]] = {}  # by row: number of its outcome, its drafts, what they fill
+        found: dict[
+            int, tuple[int, int, Span]
+        ] = {}  # by row: number of its outcome, its drafts, what they fill
         told = zip(rows.slots.tolist(), rows.lengths.tolist(), rows.drafted.tolist(), strict=True)
         for row, (slot, length, count) in enumerate(told):
             if not count or slot not in pending.rows:
@@ -156,7 +190,7 @@ class AheadDrafter(DraftModelDrafter):
             if self._worker is None:
                 if time.monotonic() - self._started > RESTART_SECONDS:
                     self._worker = self._start()
-            elif self._worker.ready(0) and (asked := self._asked(rows, verification)):
+            elif self._worker.ready(0) and (asked := self._asked(rows)):
                 self._write_inputs(asked, rows, verification, exit_states)
                 self._number += 1
                 job = Job(self._number, [*asked.values()], min(self._accepted / self._offered, _SUREST))
@@ -166,7 +200,7 @@ class AheadDrafter(DraftModelDrafter):
         except (WorkerLost, OSError) as error:
             self._lost(error)
 
-    def _asked(self, rows: RowState, verification: Verification) -> dict[int, AheadRow]:
+    def _asked(self, rows: RowState) -> dict[int, AheadRow]:
         """The rows that have drafts, by their place."""
         state, slots = rows.state, rows.slots
         sampling = (state.temperatures, state.top_ks, state.top_ps, state.seeds)
@@ -192,36 +226,17 @@ class AheadDrafter(DraftModelDrafter):
         verification: Verification,
         exit_states: Tensor | None,
     ) -> None:
-        """What the process chooses outcomes by: here the logits of the drafts."""
+        """What the process chooses outcomes by."""
+        counts = rows.drafted.tolist()
+        said: Sequence[Tensor]
+        if exit_states is None or self._read_out is None:
+            said = [verification.draft_logits[place, :count] for place, count in enumerate(counts)]
+        else:
+            said = torch.split_with_sizes(self._read_out(exit_states), [1 + count for count in counts])
         for place, row in asked.items():
-            count = len(row.drafts)
-            self._shared.inputs[row.slot, :count] = verification.draft_logits[place, :count]
+            self._shared.inputs[row.slot, : len(said[place])] = said[place]
 
     def forget(self, slot: int) -> None:
         self._seen.discard(slot)
         if self._pending is not None:
             self._pending.rows.pop(slot, None)
-
-
-class MirrorDrafter(AheadDrafter):
-    """See `Drafter`. Outcomes are chosen by what an early layer of the target says, read by its last norm and
-    head, and are prepared while its later layers run: Mirror speculative decoding (Bhendawade et al. 2025,
-    arXiv:2510.13161), without its streams."""
-
-    def __init__(self, model: LlamaModel, settings: Settings, target: LlamaModel, exit_layer: int) -> None:
-        super().__init__(model, settings)
-        self.exit_layer = exit_layer
-        self._read_out = target.read_out
-
-    def _write_inputs(
-        self,
-        asked: Mapping[int, AheadRow],
-        rows: RowState,
-        verification: Verification,
-        exit_states: Tensor | None,
-    ) -> None:
-        if exit_states is None:
-            raise ValueError("the states of the exit layer are needed")
-        logits = self._read_out(exit_states).split([1 + count for count in rows.drafted.tolist()])
-        for place, row in asked.items():
-            self._shared.inputs[row.slot, : len(row.drafts) + 1] = logits[place]

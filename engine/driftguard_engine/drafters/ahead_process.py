@@ -49,16 +49,19 @@ class AheadProcess:
         """model_file, memory: file descriptors, see `ahead_worker.main`. Waits for nothing."""
         self._connection, theirs = Pipe()
         handles = theirs.fileno(), model_file, memory
-        self._process = subprocess.Popen(  # noqa: S603 (no shell, and nothing of a request)
+        self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", _MAIN, *map(str, handles)],
             pass_fds=handles,
             stdin=subprocess.DEVNULL,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         )
         theirs.close()
-        self.end = weakref.finalize(self, _end, self._connection, self._process)
+        self._end = weakref.finalize(self, _end, self._connection, self._process)
         self._connection.send(settings)
         self._is_ready = False
+
+    def end(self) -> None:
+        self._end()
 
     @property
     def pid(self) -> int:

@@ -1,9 +1,9 @@
 """The second process of `ahead`: drafts for likely outcomes of a verification while the target verifies.
 
 It has the draft model, and memory that it shares with the engine's process: the draft's slot cache, in which
-each row has further slots for its outcomes, and logits. What it drafts for an outcome is what the engine would
-draft behind the same tokens, bit for bit: the same passes over the same keys and values, drawn by the same
-random numbers. So it matters for speed alone which outcomes it prepares.
+each row has further slots for its outcomes, and logits. What it drafts for an outcome is what the engine
+would draft behind the same tokens: by the same passes over the same keys and values, and the same random
+numbers.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from multiprocessing.connection import Connection
 from types import ModuleType
 from typing import IO, Any, NamedTuple, cast
 
-import numpy as np
 import torch
 
 from driftguard_engine.drafters.draft_model import DraftModelDrafter
 from driftguard_engine.kernels.reference.sampling import SamplingBatch
 from driftguard_engine.kernels.reference.verify import Rule
-from driftguard_engine.kernels.steps import DraftInputs, RowState, SlotState
+from driftguard_engine.kernels.steps import DraftContext, DraftInputs, RowState, SlotState
 from driftguard_engine.kv_cache import SlotCache, Span
 from driftguard_engine.models.llama import LlamaModel
 from driftguard_engine.speculation import ReferenceVerification
@@ -197,24 +196,34 @@ class Preparer:
     def __init__(self, model: LlamaModel, shared: Shared, settings: Settings) -> None:
         self._model, self._shared, self._settings = model, shared, settings
         self._drafter = DraftModelDrafter(model)
-        self._held: dict[int, int] = {}  # by slot of an outcome: positions that hold what its row's hold for good
+        self._held: dict[
+            int, int
+        ] = {}  # by slot of an outcome: its first positions that are its row's for good
 
     @torch.inference_mode()
     def choose(self, job: Job) -> list[Outcome]:
         """The likeliest outcomes of each row behind which it may have drafts."""
         for row in job.rows:
             if row.fresh:
-                first = self._settings.slots + row.slot * self._settings.outcomes
+                first = self._first_slot(row)
                 for slot in range(first, first + self._settings.outcomes):
                     self._held.pop(slot, None)
         if self._settings.looks_beyond:
             self._look_beyond([row for row in job.rows if self._most(row) > len(row.drafts)])
-        return [each for index, row in enumerate(job.rows) for each in self._likeliest(index, row, job.acceptance)]
+        return [
+            each for index, row in enumerate(job.rows) for each in self._likeliest(index, row, job.acceptance)
+        ]
+
+    def _first_slot(self, row: AheadRow) -> int:
+        return self._settings.slots + row.slot * self._settings.outcomes
 
     def _look_beyond(self, rows: Sequence[AheadRow]) -> None:
         spans, last = [], []
         for row in rows:
-            slot, end = self._settings.slots + row.slot * self._settings.outcomes, row.length + len(row.drafts) - 1
+            slot, end = (
+                self._settings.slots + row.slot * self._settings.outcomes,
+                row.length + len(row.drafts) - 1,
+            )
             self._copy(row, slot, end)
             spans.append(Span(slot, end, 1))
             last.append(self._known(row.drafts[-1]))
@@ -224,7 +233,7 @@ class Preparer:
                 self._shared.inputs[row.slot, len(row.drafts)].fill_(-torch.inf)[:size] = logits[:size]
 
     def _most(self, row: AheadRow) -> int:
-        """How many numbers of accepted drafts, from 0 on, leave room for a draft behind the target's token."""
+        """So many numbers of accepted drafts, from 0 on, leave room for a draft behind the target's token."""
         room = min(row.limit - 2, self._model.max_length) - row.length
         return min(len(row.drafts) + 1, room)
 
@@ -247,7 +256,7 @@ class Preparer:
     def prepare(
         self, rows: Sequence[AheadRow], outcomes: Sequence[Outcome], abandoned: Callable[[], bool]
     ) -> bool:
-        """Drafts for outcome i, with logits in `prepared`[i], keys and values in its slot. False: abandoned."""
+        """Drafts for outcome i: logits in `prepared`[i], keys and values in its slot. False: abandoned."""
         slots = self._settings.outcome_slots(rows, outcomes)
         if not outcomes:
             return True
@@ -266,7 +275,7 @@ class Preparer:
         )
         verification.abandoned = abandoned
         verification.draft_logits = self._shared.prepared[:batch, :drafts]
-        context = self._drafter.context
+        context = DraftContext(self._model.max_length, self._model.vocabulary)
         following = torch.zeros(batch, 1, dtype=torch.int64)
         inputs = DraftInputs(context, torch.tensor(read), 2 * torch.arange(batch) + 1, at - 2, following)
         unread = torch.empty(0)  # by drafting

@@ -46,12 +46,12 @@ class Drafter:
         raise NotImplementedError
 
     def ahead(self, rows: RowState, verification: Verification, exit_states: Tensor | None) -> None:
-        """Begins work beside the target's pass, and returns at once; `draft` takes the result in the next step.
+        """Begins work beside the target's pass and returns at once; the next step's `draft` takes its result.
 
-        Called behind `draft`; where `exit_layer` names a layer, when the target comes to it, with what it
-        reads: exit_states [N, H] of the tokens that the target needs, row after row. What is drafted in the
-        next step must be what it would be without this work, or its distribution must not depend on which
-        random numbers verify this step.
+        Called behind `draft`, or where `exit_layer` names a layer, when the target has come to it, with what
+        this layer reads: exit_states [N, H] of the tokens that the target needs, row after row. What is
+        drafted then must not depend on the random numbers that verify this step, but by the tokens that it
+        emits: surest is to draft exactly what would be drafted without this work.
         """
 
     def observe(self, rows: RowState, features: Tensor, accepted: Tensor) -> None:

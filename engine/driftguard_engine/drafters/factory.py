@@ -10,7 +10,7 @@ import torch
 
 from driftguard_engine.config import DRAFTERS, DRAFTS_AHEAD, EngineConfig, installed_drafters
 from driftguard_engine.core import DraftInfo, InvalidModel
-from driftguard_engine.drafters.ahead import AheadDrafter, MirrorDrafter
+from driftguard_engine.drafters.ahead import AheadDrafter
 from driftguard_engine.drafters.ahead_worker import Settings
 from driftguard_engine.drafters.base import Drafter
 from driftguard_engine.drafters.corpus import Corpus, is_corpus, read_documents
@@ -33,7 +33,12 @@ from driftguard_engine.prefix_cache import PrefixCache
 
 logger = logging.getLogger(__name__)
 
-WITH_WEIGHTS = ("draft_model", "eagle3", "hybrid", *DRAFTS_AHEAD)  # methods whose drafts take the device's memory
+WITH_WEIGHTS = (
+    "draft_model",
+    "eagle3",
+    "hybrid",
+    *DRAFTS_AHEAD,
+)  # methods whose drafts take the device's memory
 _NAMES = {"suffix": "a corpus", "eagle3": "an EAGLE-3 head"} | dict.fromkeys(
     ("draft_model", *DRAFTS_AHEAD), "a draft model"
 )
@@ -196,14 +201,16 @@ class DraftLoader:
                 "middle of a pass, as --drafter mirror needs; --drafter ssd does without",
                 field="target",
             )
-        exit_layer = target.layers // 2 if config.exit_layer is None else config.exit_layer
+        exit_layer = config.exit_layer
+        if exit_layer is None:
+            exit_layer = min(-(-3 * target.layers // 4), target.layers - 1)
         if not 0 < exit_layer < target.layers:
             raise InvalidModel(
                 f"exit_layer: {exit_layer} is not between 1 and {target.layers - 1}; the target has "
                 f"{target.layers} layers",
                 field="exit_layer",
             )
-        return MirrorDrafter(model, settings, target, exit_layer)
+        return AheadDrafter(model, settings, exit_layer, target.read_out)
 
     def _remembered(self, directory: str, saved: SavedDraft) -> LoadedDraft:
         held = [("target", str(self.target.directory))]

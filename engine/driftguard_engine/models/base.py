@@ -25,7 +25,7 @@ class Features:
         self,
         layers: Collection[int],
         exit_layer: int | None = None,
-        at_exit: Callable[[Tensor], None] = lambda hidden: None,
+        at_exit: Callable[[Tensor], None] | None = None,
     ) -> None:
         """at_exit: gets what `exit_layer` reads, before this layer runs (not of a generic model)."""
         self._parts: dict[int, list[Tensor]] = {layer: [] for layer in layers}
@@ -35,7 +35,7 @@ class Features:
         """hidden [N, H]: of the next N tokens of the pass. Kept where the layer is asked for."""
         if layer in self._parts:
             self._parts[layer].append(hidden)
-        if layer == self._exit_layer:
+        if layer == self._exit_layer and self._at_exit is not None:
             self._at_exit(hidden)
 
     def of(self, layers: Sequence[int]) -> Tensor:

@@ -154,8 +154,8 @@ class LlamaModel(DecodesBySpans):
 
     @torch.inference_mode()
     def read_out(self, hidden: Tensor) -> Tensor:
-        """Logits [N, V] of what any layer reads, [N, hidden], by the last norm and the head; N >= MINIMUM_ROWS
-        on the CPU."""
+        """Logits [N, V] of what any layer reads, [N, hidden], by the last norm and the head; on the CPU
+        N >= MINIMUM_ROWS."""
         return self._head.apply(self._final_norm.apply(hidden))
 
     def _hidden(self, token_ids: Sequence[int], spans: Sequence[Span], features: Features | None) -> Tensor:

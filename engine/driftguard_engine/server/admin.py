@@ -83,5 +83,5 @@ def _info(service: Service) -> dict[str, Any]:
         "verify_backend": engine.backend,
         "verify_fallback": engine.backend_fallback,
         "loop_fallback": engine.loop_fallback,
-        "ahead": None if ahead is None else asdict(ahead) | {"hit_rate": ahead.hit_rate, "overlap": ahead.overlap},
+        "ahead": None if ahead is None else ahead.told(),
     }

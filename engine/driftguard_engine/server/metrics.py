@@ -204,17 +204,21 @@ class _EngineState(Collector):
             decisions.add_metric([reason], reasons[reason])
         yield decisions
 
-
     def _ahead(self) -> Iterator[Metric]:
         counts = self._engine.ahead or AheadCounts()
         for name, meaning, value in (
-            ("lookups", "Rows that were drafted for behind a step that was drafted ahead of", counts.lookups),
-            ("hits", "Rows whose drafts had been prepared", counts.hits),
-            ("used_seconds", "Seconds that drafting ahead took for steps with prepared drafts", counts.used_seconds),
+            ("lookups", "Rows drafted for, behind steps that were drafted ahead of", counts.lookups),
+            ("hits", "Rows whose drafts were prepared", counts.hits),
+            (
+                "used_seconds",
+                "Seconds of drafting ahead for steps with hits",
+                counts.used_seconds,
+            ),
             ("waited_seconds", "Seconds that these steps waited for it", counts.waited_seconds),
             ("lost_workers", "Processes that drafted ahead and were lost", counts.lost_workers),
         ):
-            yield CounterMetricFamily(f"{PREFIX}_ahead_{name}", f"{meaning}; ssd and mirror only.", value=value)
+            told = f"{meaning}; with ssd and mirror."
+            yield CounterMetricFamily(f"{PREFIX}_ahead_{name}", told, value=value)
 
 
 class _TelemetryState(Collector):

@@ -69,7 +69,9 @@ def requests() -> list[Request]:
 def drafted_requests() -> list[Request]:
     """Three that begin alike, and some whose drafts are often accepted."""
     alike = [request(f"a{index}", (*range(40, 60), index), 30, temperature=0.8, seed=1) for index in range(3)]
-    longer = [request(f"l{index}", (index, 7), 60, temperature=0.5 * (index % 2), seed=9) for index in range(4)]
+    longer = [
+        request(f"l{index}", (index, 7), 60, temperature=0.5 * (index % 2), seed=9) for index in range(4)
+    ]
     return [*alike, *longer]
 
 
@@ -86,7 +88,9 @@ def alone(new_engine: Callable[..., Engine]) -> Callable[[str], Any]:
     def outputs(rule: str) -> Any:
         if rule not in found:
             engine = new_engine(verification=rule)
-            found[rule] = {name: each for one in requests() for name, each in told(serve(engine, one)).items()}
+            found[rule] = {
+                name: each for one in requests() for name, each in told(serve(engine, one)).items()
+            }
         return found[rule]
 
     return outputs
@@ -198,9 +202,7 @@ def logits_of_another_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def logits_of_an_earlier_step(monkeypatch: pytest.MonkeyPatch) -> None:
     prepare, calls = Preparer.prepare, iter(range(10_000))
-    monkeypatch.setattr(
-        Preparer, "prepare", lambda *given: prepare(*given) if next(calls) % 2 == 0 else True
-    )
+    monkeypatch.setattr(Preparer, "prepare", lambda *given: prepare(*given) if next(calls) % 2 == 0 else True)
 
 
 def used_after_a_miss(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,6 +308,7 @@ def test_a_process_that_is_killed_or_stands_still_loses_no_request_and_is_starte
 ) -> None:
     engine = new_engine(drafter="ssd")
     drafter, pids = drafter_of(engine), []
+    monkeypatch.setattr(ahead, "RESTART_SECONDS", 1e6)
     for number, seconds in ((signal.SIGKILL, 60.0), (signal.SIGSTOP, 0.3)):
         hits = drafter.counts.hits
         for each in drafted_requests():
@@ -327,7 +330,6 @@ def test_a_process_that_is_killed_or_stands_still_loses_no_request_and_is_starte
         monkeypatch.setattr(ahead, "RESTART_SECONDS", 1e6)
         assert drafter._worker is not None
         assert drafter._worker.ready(60)
-        monkeypatch.undo()
     assert drafter.counts.lost_workers == 2
     killed, stopped = (record.getMessage() for record in caplog.records)
     assert "is lost (it ended with exit status -9); drafting without it" in killed
@@ -369,9 +371,15 @@ def test_what_cannot_be_drafted_ahead_of_is_refused_by_name(
     new_engine: Callable[..., Engine], models: Path, tmp_path: Path
 ) -> None:
     for settings, told in (
-        ({"drafter": "ssd", "device": "cuda"}, "drafter: 'ssd' drafts in a second process on the CPU, and not yet"),
+        (
+            {"drafter": "ssd", "device": "cuda"},
+            "drafter: 'ssd' drafts in a second process on the CPU, and not yet",
+        ),
         ({"drafter": "mirror", "draft": None}, "draft: missing; the drafter 'mirror' needs"),
-        ({"drafter": "ssd", "prepared_outcomes": 0}, "prepared_outcomes: 0 is not a whole number of at least 1"),
+        (
+            {"drafter": "ssd", "prepared_outcomes": 0},
+            "prepared_outcomes: 0 is not a whole number of at least 1",
+        ),
         ({"drafter": "ssd", "exit_layer": 1}, "exit_layer: given with the drafter 'ssd', but only 'mirror'"),
     ):
         with pytest.raises(InvalidConfig, match=told):
@@ -392,8 +400,10 @@ def test_hits_and_overlap_are_told(new_engine: Callable[..., Engine]) -> None:
     assert (engine.ahead.hit_rate, engine.ahead.overlap) == (None, None)
     serve(engine, request(max_tokens=60))
     assert engine.ahead.lookups > 5
-    assert 0 < engine.ahead.hit_rate < 1
-    assert 0 <= engine.ahead.overlap <= 1
+    found = engine.ahead.told()
+    assert (found["hits"], found["lookups"]) == (engine.ahead.hits, engine.ahead.lookups)
+    assert 0 < (found["hit_rate"] or 0) < 1
+    assert 0 <= (found["overlap"] or 0) <= 1
     exported = Metrics(engine, Telemetry(None, None, "s", "t")).text().decode()
     assert f"driftguard_engine_ahead_hits_total {float(engine.ahead.hits)}\n" in exported
     assert new_engine().ahead is None
