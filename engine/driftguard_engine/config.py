@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -115,6 +116,8 @@ class EngineConfig:
                 f"drafter: {self.drafter!r} drafts in a second process on the CPU, not yet with the device "
                 f"{self.device!r}; 'draft_model' gives the same output there"
             )
+        if self.drafter in DRAFTS_AHEAD and not hasattr(os, "memfd_create"):
+            raise InvalidConfig(f"drafter: {self.drafter!r} shares memory between processes as Linux does")
         if self.exit_layer is not None and self.drafter != "mirror":
             raise InvalidConfig(
                 f"exit_layer: given with the drafter {self.drafter!r}, but only 'mirror' reads one"

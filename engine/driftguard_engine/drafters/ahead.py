@@ -1,8 +1,8 @@
 """Drafting beside the target's pass: a second process prepares drafts for likely outcomes of verification.
 
-Speculative speculative decoding (Kumar, Dao, May 2026, arXiv:2603.03251) with a draft model, whose own logits
-say which outcomes are likely. Or an early layer of the target says so while its later layers run, as in Mirror
-speculative decoding (Bhendawade et al. 2025, arXiv:2510.13161), here without its streams.
+Speculative speculative decoding (Kumar, Dao, May 2026, arXiv:2603.03251) with a draft model, whose own
+logits say which outcomes are likely. Or an early layer of the target says so while its later layers run, as
+in Mirror speculative decoding (Bhendawade et al. 2025, arXiv:2510.13161), here without its streams.
 
 What is prepared is what `DraftModelDrafter` would draft behind the same tokens, by the same passes and random
 numbers. So the output of a request is the same with it and without it, bit for bit, and which outcomes are
@@ -102,10 +102,7 @@ class AheadDrafter(DraftModelDrafter):
         store(model, self._files[0])
         self._files[0].flush()
         self._shared = Shared(self._files[1].fileno(), settings, model.cache)
-        self._accepted, self._offered = (
-            1,
-            2,
-        )  # draft tokens; before there are any, half of them count as accepted
+        self._accepted, self._offered = 1, 2  # draft tokens; at first as if half of them were accepted
         self._number = 0
         self._pending: _Pending | None = None
         self._seen: set[int] = set()  # slots with requests that the process knows
@@ -157,9 +154,7 @@ class AheadDrafter(DraftModelDrafter):
         """The rows whose outcome is prepared, their logits [B, K, V] written. Raises WorkerLost."""
         outcomes, job = worker.chosen(pending.job.number), pending.job
         numbers = {outcome: number for number, outcome in enumerate(outcomes)}
-        found: dict[
-            int, tuple[int, int, Span]
-        ] = {}  # by row: number of its outcome, its drafts, what they fill
+        found: dict[int, tuple[int, int, Span]] = {}  # by row: its outcome's number, drafts, what they fill
         told = zip(rows.slots.tolist(), rows.lengths.tolist(), rows.drafted.tolist(), strict=True)
         for row, (slot, length, count) in enumerate(told):
             if not count or slot not in pending.rows:

@@ -373,7 +373,7 @@ def test_what_cannot_be_drafted_ahead_of_is_refused_by_name(
     for settings, told in (
         (
             {"drafter": "ssd", "device": "cuda"},
-            "drafter: 'ssd' drafts in a second process on the CPU, and not yet",
+            "drafter: 'ssd' drafts in a second process on the CPU, not yet with",
         ),
         ({"drafter": "mirror", "draft": None}, "draft: missing; the drafter 'mirror' needs"),
         (
