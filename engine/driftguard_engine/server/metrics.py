@@ -18,7 +18,6 @@ from prometheus_client.registry import Collector
 
 from driftguard_engine.adaptive_k.plan import REASONS
 from driftguard_engine.core import FinishedRequest
-from driftguard_engine.drafters.ahead import AheadCounts
 from driftguard_engine.engine import Engine
 from driftguard_engine.telemetry.telemetry import Telemetry
 
@@ -205,18 +204,15 @@ class _EngineState(Collector):
         yield decisions
 
     def _ahead(self) -> Iterator[Metric]:
-        counts = self._engine.ahead or AheadCounts()
-        for name, meaning, value in (
-            ("lookups", "Rows drafted for, behind steps that were drafted ahead of", counts.lookups),
-            ("hits", "Rows whose drafts were prepared", counts.hits),
-            (
-                "used_seconds",
-                "Seconds of drafting ahead for steps with hits",
-                counts.used_seconds,
-            ),
-            ("waited_seconds", "Seconds that these steps waited for it", counts.waited_seconds),
-            ("lost_workers", "Processes that drafted ahead and were lost", counts.lost_workers),
+        counts = self._engine.ahead
+        for name, meaning in (
+            ("lookups", "Rows drafted for, behind steps that were drafted ahead of"),
+            ("hits", "Rows whose drafts were prepared"),
+            ("used_seconds", "Seconds of drafting ahead for steps with hits"),
+            ("waited_seconds", "Seconds that these steps waited for it"),
+            ("lost_workers", "Processes that drafted ahead and were lost"),
         ):
+            value = 0 if counts is None else getattr(counts, name)
             told = f"{meaning}; with ssd and mirror."
             yield CounterMetricFamily(f"{PREFIX}_ahead_{name}", told, value=value)
 
