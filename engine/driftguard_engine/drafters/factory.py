@@ -95,7 +95,23 @@ class DraftLoader:
                 "driftguard_engine.drafters.base.Drafter",
                 field="drafter",
             )
+        if drafter.trees:
+            self.check_takes_trees(f"drafter: {name!r} of {package}", field="drafter")
         return LoadedDraft(DraftInfo(name, package, name), drafter)
+
+    def check_takes_trees(self, which: str, *, field: str) -> None:
+        """Raises InvalidModel where this engine cannot verify trees."""
+        if self.target.model.tree_obstacle is not None:
+            raise InvalidModel(
+                f"{which} drafts trees, which the target cannot read: {self.target.model.tree_obstacle}",
+                field=field,
+            )
+        if self.config.verification != "token":
+            raise InvalidModel(
+                f"{which} drafts trees, which are verified by a rule of their own, and not by "
+                f"{self.config.verification!r}: --verification token",
+                field=field,
+            )
 
     def describe(self, name: str, version: str | None, serving: DraftInfo | None = None) -> DraftInfo:
         """What the draft in a directory or of a hub name is called once it is loaded. Raises InvalidModel.
