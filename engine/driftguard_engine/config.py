@@ -7,7 +7,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Literal, get_args
 
-DRAFTERS = ("draft_model", "eagle3", "ngram", "suffix", "hybrid", "none")
+DRAFTERS = ("draft_model", "eagle3", "medusa", "ngram", "suffix", "hybrid", "none")
 DRAFTERS_GROUP = "driftguard_engine.drafters"  # of entry points: further drafters, of installed packages
 ModelPath = Literal["auto", "generic"]
 Device = Literal["cpu", "cuda"]
@@ -25,7 +25,8 @@ class EngineConfig:
 
     drafter: one of DRAFTERS, or the name of an installed one.
     target, draft: local directories or hub names. The drafter "draft_model" needs a draft, "eagle3" a head
-    that was trained for the target, "hybrid" either of them, "suffix" may have the directory of a corpus.
+    and "medusa" heads that were trained for the target, "hybrid" one of the first two, "suffix" may have the
+    directory of a corpus.
     corpus: directory of a corpus, beside the draft of "hybrid".
     max_batch: slots, the most requests that run at once. max_length: tokens per slot, prompt and output
     together; the model's own context wins where it is shorter. max_waiting: requests queued for a slot.
@@ -103,7 +104,7 @@ class EngineConfig:
                 f"corpus: given with the drafter {self.drafter!r}, but only 'hybrid' has a corpus beside its "
                 "draft; 'suffix' takes it as draft"
             )
-        if self.drafter in ("draft_model", "eagle3", "hybrid") and not self.draft:
+        if self.drafter in ("draft_model", "eagle3", "medusa", "hybrid") and not self.draft:
             raise InvalidConfig(
                 f"draft: missing; the drafter {self.drafter!r} needs a draft directory or hub name"
             )

@@ -61,7 +61,7 @@ class Drafter:
         """Puts a tree of at most rows.drafted tokens in depth behind each row's newest token, and probes."""
         raise NotImplementedError
 
-    def observe_tree(self, rows: RowState, tree: TreeVerification, outcome: TreeOutcome) -> None:
+    def observe_tree(self, rows: RowState, tree: TreeVerification, outcome: TreeOutcome, /) -> None:
         """The outcome of a step; where `features` asks for hidden states, also of one without drafts. What
         was drafted beside the path must not be read later."""
 

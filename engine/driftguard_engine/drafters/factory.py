@@ -14,6 +14,7 @@ from driftguard_engine.drafters.draft_model import DraftModelDrafter
 from driftguard_engine.drafters.eagle3 import Eagle3Drafter
 from driftguard_engine.drafters.hybrid import HybridDrafter
 from driftguard_engine.drafters.loaded import NO_DRAFT, LoadedDraft
+from driftguard_engine.drafters.medusa import MedusaDrafter
 from driftguard_engine.drafters.ngram import NgramDrafter
 from driftguard_engine.drafters.past_outputs import PastOutputs
 from driftguard_engine.drafters.state_file import SavedDraft, saved_draft
@@ -24,18 +25,27 @@ from driftguard_engine.models.base import TokenModel
 from driftguard_engine.models.eagle3 import Eagle3Model
 from driftguard_engine.models.eagle3_head import is_eagle3, read_head
 from driftguard_engine.models.loading import LoadedModel, Placement, check_same_tokenizer, load
+from driftguard_engine.models.medusa import MedusaModel
+from driftguard_engine.models.medusa_head import is_medusa, read_heads
 from driftguard_engine.prefix_cache import PrefixCache
 
 logger = logging.getLogger(__name__)
 
-WITH_WEIGHTS = ("draft_model", "eagle3", "hybrid")  # methods whose drafts take the device's memory
-_NAMES = {"draft_model": "a draft model", "suffix": "a corpus", "eagle3": "an EAGLE-3 head"}
+WITH_WEIGHTS = ("draft_model", "eagle3", "medusa", "hybrid")  # methods whose drafts take the device's memory
+_NAMES = {
+    "draft_model": "a draft model",
+    "suffix": "a corpus",
+    "eagle3": "an EAGLE-3 head",
+    "medusa": "a directory of Medusa heads",
+}
 
 
 def _kind_of(directory: Path) -> str:
     """By what it is drafted with alone."""
     if is_corpus(directory):
         return "suffix"
+    if is_medusa(directory):
+        return "medusa"
     return "eagle3" if is_eagle3(directory) else "draft_model"
 
 
@@ -130,6 +140,12 @@ class DraftLoader:
                 "--draft, and a corpus as --corpus",
                 field="draft",
             )
+        if kind == "medusa":
+            raise InvalidModel(
+                f"draft: {name} is {_NAMES[kind]}, which propose trees; --drafter hybrid takes a draft model "
+                "or an EAGLE-3 head",
+                field="draft",
+            )
         return self._hybrid(shown, version, path, self.config.corpus if serving is None else serving.corpus)
 
     @staticmethod
@@ -169,9 +185,18 @@ class DraftLoader:
         if is_eagle3(Path(name)):
             directory = directories.locate(name, field="draft")
             return Eagle3Drafter(_eagle3_model(directory, self.target.model, self.placement))
+        if is_medusa(Path(name)):
+            return self._medusa(directories.locate(name, field="draft"))
         loaded = load(name, self.placement, field="draft")
         check_same_tokenizer(self.target.tokenizer, loaded.tokenizer, loaded.directory, field="draft")
         return DraftModelDrafter(loaded.model)
+
+    def _medusa(self, directory: Path) -> Drafter:
+        target, placement = self.target.model, self.placement
+        self.check_takes_trees(f"draft: {directory}", field="draft")
+        heads = read_heads(directory, target.embedding, target.vocabulary, field="draft")
+        model = MedusaModel(heads, target, placement.slots, target.max_length + placement.spare)
+        return MedusaDrafter(model, target.layers)
 
     def _remembered(self, directory: str, saved: SavedDraft) -> LoadedDraft:
         held = [("target", str(self.target.directory))]

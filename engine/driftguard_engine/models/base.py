@@ -105,6 +105,10 @@ class TokenModel(Protocol):
         """
         ...
 
+    def predict(self, hidden: Tensor) -> Tensor:
+        """Logits [N, V] of what the head reads [N, hidden], as `Features` gives it behind the last layer."""
+        ...
+
     def keep(self, slots: Sequence[int], starts: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
         """Of trees that were read, keeps the keys and values at these places, as `SlotCache.keep`."""
         ...

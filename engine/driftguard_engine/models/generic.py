@@ -123,6 +123,13 @@ class GenericModel(DecodesBySpans):
         for ids, span in _split(token_ids, spans):
             self._run(ids, span, features, logits_to_keep=1)
 
+    @torch.inference_mode()
+    def predict(self, hidden: Tensor) -> Tensor:
+        output = self._module.get_output_embeddings()
+        return torch.cat(
+            [output(row) for row in torch.split(hidden, 1)]
+        )  # one by one: their bits are their own
+
     def keep(self, slots: Sequence[int], starts: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
         self._store.keep(slots, starts, paths)
 
