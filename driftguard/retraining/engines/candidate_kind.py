@@ -27,6 +27,6 @@ def candidate_kind(settings: Settings, info: EngineInfo) -> CandidateKind | None
 
 
 def is_trained_here(method: str, engine: EngineSettings) -> bool:
-    """Whether drafts of this method are trained and scored, for this engine. An EAGLE-3 head is scored as the
-    built-in engine drafts with it."""
-    return method == "draft_model" or (method == "eagle3" and engine.admin_url is not None)
+    """Whether drafts of this method are trained and scored, for this engine. EAGLE-3 and Medusa heads are
+    scored as the built-in engine drafts with them."""
+    return method == "draft_model" or (method in ("eagle3", "medusa") and engine.admin_url is not None)
