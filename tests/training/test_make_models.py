@@ -115,8 +115,9 @@ def test_bundled_models_load_and_speak_the_same_tokens() -> None:
         assert json.loads((BUNDLED / name / "driftguard_training.json").read_text())["seed"] == 0
 
 
-def test_the_bundled_head_drafts_for_the_bundled_target() -> None:
-    engine = Engine(EngineConfig(str(BUNDLED / "target"), str(BUNDLED / "eagle3"), "eagle3", max_length=256))
+@pytest.mark.parametrize("method", ["eagle3", "medusa"])
+def test_the_bundled_heads_draft_for_the_bundled_target(method: str) -> None:
+    engine = Engine(EngineConfig(str(BUNDLED / "target"), str(BUNDLED / method), method, max_length=256))
     prompt = engine.tokenizer("def main():\n    return ")["input_ids"]
     asked = (request(str(seed), prompt, 60, temperature=1.0, seed=seed) for seed in range(4))
     done = serve(engine, *asked).values()

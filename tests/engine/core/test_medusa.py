@@ -17,28 +17,17 @@ from driftguard_engine.drafters.medusa import MedusaDrafter
 from driftguard_engine.engine import Engine
 from driftguard_engine.kernels.steps import RowState
 from driftguard_engine.models.device_memory import ModelMemory
-from driftguard_engine.models.medusa_head import Choices, MedusaConfig, MedusaHeads, is_medusa
+from driftguard_engine.models.medusa_head import is_medusa
 from driftguard_engine.speculation import TreeVerification
-from driftguard_training.medusa import WEIGHTS, save_heads
+from driftguard_training.medusa import WEIGHTS
 from safetensors.torch import load_file, save_file
 
 from tests.engine.core.eagle3_heads import load_target
+from tests.engine.core.medusa_heads import TREE, save_random_heads
 from tests.engine.core.test_losslessness import LETTERS, PROMPT, exact_distribution, first_three, p_value
 from tests.engine.core.tiny import letter_tokenizer, new_module, plain_greedy, request, save, serve, tokens
 
-TREE: Choices = ((0,), (1,), (2,), (0, 0), (0, 1), (2, 0), (0, 0, 0), (0, 1, 1), (0, 0, 0, 0))
 PROMPTS = {"a": (7,), "b": (1, 2, 3, 4) * 5, "c": tuple(range(30, 60))}
-
-
-def save_random_heads(
-    directory: Path, hidden: int, vocabulary: int, *, layers: int = 1, owns_output: bool = False
-) -> str:
-    heads = MedusaHeads(MedusaConfig(4, layers, TREE), hidden, vocabulary, owns_output=owns_output)
-    torch.manual_seed(9)
-    for parameter in heads.parameters():
-        torch.nn.init.normal_(parameter, std=0.1)
-    save_heads(directory, heads, TREE, torch.float32, {})
-    return str(directory)
 
 
 @pytest.fixture(scope="module")

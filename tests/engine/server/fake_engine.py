@@ -142,6 +142,10 @@ class FakeEngine(Engine):
         return "reference"
 
     @property
+    def verification(self) -> str:
+        return self.config.verification
+
+    @property
     def loop_fallback(self) -> str | None:
         return None
 
