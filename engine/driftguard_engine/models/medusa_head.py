@@ -28,7 +28,7 @@ from driftguard_engine.core import InvalidModel
 from driftguard_engine.models.directory import weight_files
 from driftguard_engine.models.plausible import check_parameters
 
-NODES: Final = 24  # of a tree that is not told
+NODES: Final = 16  # of a tree that is not told
 _ASSUMED: Final = (0.6, 0.5)  # how often the likeliest token of the first head is right; and of others, of it
 
 Choices = tuple[tuple[int, ...], ...]

@@ -104,7 +104,9 @@ def make_models(output: Path, seed: int, recipe: Recipe = Recipe()) -> None:
     if not (work / "medusa").exists():
         heads = new_heads(rounded, recipe.medusa_heads, recipe.medusa_layers)
         train_medusa(heads, rounded, told, recipe, seed, work)
-        windows = batch(told, _DISTILLATION_SHARES, recipe.rows, recipe.length, seed + 3, recipe.medusa_steps)
+        heads.to(torch.bfloat16).to(torch.float32)  # as they are published
+        rows = 4 * recipe.rows
+        windows = batch(told, _DISTILLATION_SHARES, rows, recipe.length, seed + 3, recipe.medusa_steps)
         choices, facts = measured_tree(heads, rounded, windows), _facts(recipe, seed, streams)
         save_heads(work / "medusa", heads, choices, torch.bfloat16, facts)
     for name in MADE:

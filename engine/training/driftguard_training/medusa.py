@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from driftguard_engine.models.medusa_head import NODES, Choices, MedusaConfig, MedusaHeads, most_likely_tree
+from driftguard_engine.models.medusa_head import NODES, Choices, MedusaConfig, MedusaHeads
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -55,16 +56,20 @@ def heads_loss(
 
 @torch.no_grad()
 def measured_tree(heads: MedusaHeads, target: PreTrainedModel, tokens: Tensor, nodes: int = NODES) -> Choices:
-    """The tree of so many nodes that accepts most of tokens [R, L], if heads were right independently of each
-    other: by how probable the target finds each head's likeliest tokens."""
-    told = target(input_ids=tokens, output_hidden_states=True)
-    p, states = torch.softmax(told.logits, -1), told.hidden_states[-1]
-    accuracies = []
-    for step, logits in enumerate(head_logits(heads, target, states[:, :-1])):
-        ahead = p[:, 1 + step :]
-        likeliest = logits[:, : ahead.shape[1]].topk(_RANKS).indices
-        accuracies.append(ahead.gather(-1, likeliest).mean((0, 1)).tolist())
-    return most_likely_tree(accuracies, nodes)
+    """The paths of ranks that tokens [R, L] took most often among each head's likeliest: so many nodes, by
+    depth, then by ranks. A node's parent is taken at least as often."""
+    states = target(input_ids=tokens, output_hidden_states=True).hidden_states[-1]
+    places = tokens.shape[1] - len(heads) - 1  # of which every head's token is known
+    ranks = []
+    for step, logits in enumerate(head_logits(heads, target, states[:, :places])):
+        same = logits.topk(_RANKS).indices == tokens[:, 2 + step : 2 + step + places, None]
+        ranks.append(torch.where(same.any(-1), same.int().argmax(-1), -1).flatten())
+    taken: Counter[tuple[int, ...]] = Counter()
+    for path in torch.stack(ranks, -1).tolist():
+        known = path.index(-1) if -1 in path else len(path)
+        taken.update(tuple(path[:depth]) for depth in range(1, known + 1))
+    chosen = sorted(taken, key=lambda path: (-taken[path], len(path), path))[:nodes]
+    return tuple(sorted(chosen, key=lambda path: (len(path), path)))
 
 
 def save_heads(
