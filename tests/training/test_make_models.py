@@ -91,7 +91,7 @@ def test_an_interrupted_training_resumes_to_the_same_bytes(
 
 def test_bundled_models_are_small_and_hold_no_pickles() -> None:
     files = [path for path in BUNDLED.rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) <= 13_000_000
+    assert sum(path.stat().st_size for path in files) <= 13_400_000
     assert {path.suffix or path.name for path in files} == {".json", ".safetensors", "SHA256SUMS"}
     tokenizers = [(BUNDLED / name / "tokenizer.json").read_bytes() for name in ("target", "draft")]
     assert tokenizers[0] == tokenizers[1]

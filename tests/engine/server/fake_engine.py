@@ -17,6 +17,7 @@ from driftguard_engine.core import (
     Request,
     RequestOutput,
     SpeculationCounts,
+    VerificationRule,
 )
 from driftguard_engine.engine import Engine
 
@@ -142,7 +143,7 @@ class FakeEngine(Engine):
         return "reference"
 
     @property
-    def verification(self) -> str:
+    def verification(self) -> VerificationRule:
         return self.config.verification
 
     @property
