@@ -163,9 +163,9 @@ def _nothing_to_make(job: Job) -> str:
     if draft.method == "hybrid":
         return f"{told}: neither the model nor the corpus of a hybrid is retrained yet"
     return (
-        f"{told}: nothing can be made in its place. draft_model is trained for any server, eagle3, ssd "
-        "and mirror for the built-in engine alone; a corpus is made for the built-in engine's suffix and for "
-        "an SGLang's ngram"
+        f"{told}: nothing can be made in its place. draft_model is trained for any server, eagle3, medusa, "
+        "ssd and mirror for the built-in engine alone; a corpus is made for the built-in engine's suffix and "
+        "for an SGLang's ngram"
     )
 
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Literal
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-VerificationRule = Literal["token", "block"]
+VerificationRule = Literal["token", "block", "tree"]
 
 
 class EngineError(Exception):

@@ -23,6 +23,7 @@ from driftguard_engine.core import (
     InvalidRequest,
     Request,
     RequestOutput,
+    VerificationRule,
 )
 from driftguard_engine.decode.decoder import RowOutcome
 from driftguard_engine.decode.placement import open_decoder, placement_of, slower_because
@@ -206,6 +207,14 @@ class Engine:
         return self._speculation
 
     @property
+    def verification(self) -> VerificationRule:
+        """The rule by which requests that start from now on are verified."""
+        return self._rule_of(self._drafts.in_service)
+
+    def _rule_of(self, draft: LoadedDraft) -> VerificationRule:
+        return "tree" if draft.drafter is not None and draft.drafter.trees else self.config.verification
+
+    @property
     def draft(self) -> DraftInfo:
         """The draft in service for new requests."""
         return self._drafts.serving
@@ -371,7 +380,7 @@ class Engine:
             tokenizer=self.tokenizer,
             arrived=moment,
             adaptive_k=self.config.adaptive_k,
-            verification=self.config.verification,
+            verification=self._rule_of(draft),
         )
 
     def _leave(self, sequence: RunningSequence) -> None:

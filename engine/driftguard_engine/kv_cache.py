@@ -15,15 +15,38 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """`count` consecutive tokens of the sequence in `slot`, the first at position `start`."""
+    """`count` consecutive tokens of the sequence in `slot`, the first at position `start`.
+
+    parents: where they are a tree behind the first: of each its parent's place among them, before its own; -1
+    of the first. A token then has the position start + its depth, and sees what is before the span and the
+    tokens on its way from the first; their keys and values are one after another all the same.
+    """
 
     slot: int
     start: int
     count: int
+    parents: tuple[int, ...] | None = None
 
     @property
     def end(self) -> int:
         return self.start + self.count
+
+    @property
+    def positions(self) -> Sequence[int]:
+        if self.parents is None:
+            return range(self.start, self.end)
+        found: list[int] = []
+        for parent in self.parents:
+            found.append(self.start if parent < 0 else found[parent] + 1)
+        return found
+
+    def seen(self) -> Tensor:
+        """Which tokens of a tree see which of them: bool [count, count]."""
+        among = torch.eye(self.count, dtype=torch.bool)
+        for place, parent in enumerate(self.parents or ()):
+            if parent >= 0:
+                among[place] |= among[parent]
+        return among
 
 
 class SlotCache:
@@ -60,6 +83,22 @@ class SlotCache:
             read, written = (slot * self.length + span.start for slot in (source, span.slot))
             for kept in (*self.keys, *self.values):
                 kept[written : written + count].copy_(kept[read : read + count])
+
+    @torch.inference_mode()
+    def keep(self, slots: Sequence[int], starts: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
+        """Of what was written from starts[i] on in each slot, the entries at these places come first, in
+        their order: ascending ones, from 0 on. What was behind them has no meaning."""
+        read: list[int] = []
+        written: list[int] = []
+        for slot, start, path in zip(slots, starts, paths, strict=True):
+            first = slot * self.length + start
+            moved = [(first + place, first + to) for to, place in enumerate(path) if place != to]
+            read += [place for place, _ in moved]
+            written += [place for _, place in moved]
+        if read:
+            from_rows, to_rows = (torch.tensor(rows, device=self._device) for rows in (read, written))
+            for kept in (*self.keys, *self.values):
+                kept[to_rows] = kept[from_rows]
 
     def read(self, layer: int, span: Span) -> tuple[Tensor, Tensor]:
         """Keys and values of the sequence up to the span's end, as views [end, heads, dim]."""

@@ -21,6 +21,7 @@ MODELS, SERVER, LIMITS, SIDECAR = "Models", "Server", "Limits", "Sidecar"
 class DrafterName(StrEnum):
     DRAFT_MODEL = "draft_model"
     EAGLE3 = "eagle3"
+    MEDUSA = "medusa"
     NGRAM = "ngram"
     SUFFIX = "suffix"
     HYBRID = "hybrid"
@@ -68,9 +69,9 @@ class ModelOptions:
     draft: Annotated[
         str | None,
         _option(
-            "Draft model with the same tokenizer, or with --drafter eagle3 a head that was trained for the "
-            "target: a directory or a hub name; with --drafter hybrid either of them. With --drafter suffix "
-            "a corpus, if there is one.",
+            "Draft model with the same tokenizer, or with --drafter eagle3 a head and with --drafter medusa "
+            "heads that were trained for the target: a directory or a hub name; with --drafter hybrid one of "
+            "the first two. With --drafter suffix a corpus, if there is one.",
             MODELS,
         ),
     ] = None
@@ -81,9 +82,10 @@ class ModelOptions:
         str | None,
         _option(
             "What drafts: draft_model (a small model), eagle3 (a head that reads the target's hidden "
-            "states), ngram (lookup in the sequence), suffix (lookup there and in a corpus), hybrid (suffix "
-            "lookup where it finds a long match, else the draft), ssd and mirror (a draft model, in a second "
-            "process beside the target), none, or an installed drafter by its name. "
+            "states), medusa (heads that read its last one, as a tree), ngram (lookup in the sequence), "
+            "suffix (lookup there and in a corpus), hybrid (suffix lookup where it finds a long match, else "
+            "the draft), ssd and mirror (a draft model, in a second process beside the target), none, or an "
+            "installed drafter by its name. "
             "Default: draft_model where there is a draft, else ngram.",
             MODELS,
         ),
@@ -230,7 +232,8 @@ def engine_config(models: ModelOptions, limits: LimitOptions, server: ServerOpti
     if target is None:
         target = str(BUNDLED / "target")
         if drafter is None or drafter in {*DrafterName} - {DrafterName.SUFFIX}:
-            draft = draft or str(BUNDLED / ("eagle3" if drafter == DrafterName.EAGLE3 else "draft"))
+            of_heads = drafter in (DrafterName.EAGLE3, DrafterName.MEDUSA)
+            draft = draft or str(BUNDLED / (str(drafter) if of_heads else "draft"))
     if drafter is None:
         drafter = DrafterName.DRAFT_MODEL if draft else DrafterName.NGRAM
     dtype = models.dtype or (DtypeName.BFLOAT16 if models.device is DeviceName.CUDA else DtypeName.FLOAT32)

@@ -243,7 +243,9 @@ def main(
     method: Annotated[str, typer.Option(help="What drafts.")] = DrafterName.DRAFT_MODEL.value,
     baseline_output: Annotated[Path | None, typer.Option(help="Answers without it, in its format.")] = None,
     target: Annotated[str | None, typer.Option(help="Target model. Without it the bundled one.")] = None,
-    draft: Annotated[str | None, typer.Option(help="Draft model, EAGLE-3 head or corpus.")] = None,
+    draft: Annotated[
+        str | None, typer.Option(help="Draft model, EAGLE-3 or Medusa heads, or corpus.")
+    ] = None,
     num_speculative_tokens: Annotated[int, typer.Option(help="Draft tokens per step (K).")] = 4,
     max_new_tokens: Annotated[int, typer.Option(help="Longest answer to a turn.")] = 128,
     max_length: Annotated[int, typer.Option(help="Tokens of prompt and answer.")] = 2048,

@@ -18,9 +18,18 @@ from torch.nn import functional as F
 
 from driftguard_engine.kernels import verify as verify_kernels
 from driftguard_engine.kernels.cuda.launcher import Launcher
+from driftguard_engine.kernels.reference import tree as tree_reference
 from driftguard_engine.kernels.reference import verify as reference
 from driftguard_engine.kernels.reference.distribution import TokenDistributions
-from driftguard_engine.kernels.reference.sampling import EVERY, Index, Integers, SamplingBatch, Truths
+from driftguard_engine.kernels.reference.sampling import (
+    EVERY,
+    Doubles,
+    Index,
+    Integers,
+    SamplingBatch,
+    Truths,
+)
+from driftguard_engine.kernels.reference.tree import ABSENT, Nodes, Noise, TreeRule
 from driftguard_engine.kernels.reference.verify import Arrays, Rule, StepNoise, singles
 from driftguard_engine.kernels.tensor_checks import without_distribution
 from driftguard_engine.kernels.verify import SamplingTensors, Workspace
@@ -244,6 +253,168 @@ class ReferenceVerification:
             self.draft_logits = point_masses(torch.from_numpy(tokens), self._vocabulary, torch.float32)
         self._distributions = TokenDistributions.certain(self._sampling, drafts, self._vocabulary)
         self._noise = self._noise_of(drafts)
+
+
+@dataclass(frozen=True, slots=True)
+class TreeInputs:
+    """What the target reads of B trees: of each row the newest token, then the nodes that it has."""
+
+    token_ids: Tensor  # [B, T] int64, 0 behind a row's own
+    parents: list[tuple[int, ...]]  # of each row's own tokens: their parents' places; -1 of the newest token
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedTree(Verified):
+    """tokens [B, D + 1]: D the most that a row may accept; accepted: how long the path is."""
+
+    path: Integers  # [B, D]: columns of the accepted nodes, padded with -1
+    places: Integers  # [B, D + 1]: where the newest token and they stand in the inputs, padded with 0
+
+
+class TreeVerification:
+    """One step of B rows with trees of draft tokens, on the host. See `kernels.reference.tree` for the rules.
+
+    Each call appends the same columns to every row, and returns them; a node's parent is a column before it,
+    or -1, the newest token. A row lacks a node (its token is -1) that it was not given, whose parent it
+    lacks, that is deeper than its draft tokens, or that finds no room.
+    """
+
+    def __init__(
+        self,
+        sampling: SamplingBatch,
+        positions: Integers,
+        drafted: Tensor,
+        room: Integers,
+        vocabulary: int,
+        rule: TreeRule = "rejection",
+    ) -> None:
+        """positions [B]: index in each row's sequence of the first token that this step gives it.
+
+        drafted [B]: the most tokens that it may accept. room [B]: nodes that its slot can hold. rule: for
+        what is drawn.
+        """
+        batch, asked = len(positions), drafted.cpu().numpy().astype(np.int64)
+        self.probes: list[int] = []  # columns that are read and never accepted
+        self.depth = int(asked.max(initial=0))  # what lies deeper is of no use in any row
+        self._sampling, self._noise, self._rule = sampling, Noise(sampling.seed, positions), rule
+        self._drafted, self._asked, self._vocabulary = drafted, asked[:, np.newaxis], vocabulary
+        self._left = np.where(asked > 0, room, 0)[:, np.newaxis]
+        # Columns from 1 on: the root is the first.
+        self._tokens, self._parents, self._depths = np.zeros((3, batch, 1), np.int64)
+        self._draws: list[int] = []
+        self._laws: list[Doubles] = []
+        self._drawn_from: set[int] = set()
+
+    @property
+    def tokens(self) -> Tensor:
+        """[B, N]: of all columns, -1 where a row lacks the node."""
+        return torch.from_numpy(self._tokens[:, 1:])
+
+    def guess(self, tokens: Tensor, parents: Tensor | Sequence[int]) -> range:
+        """Tokens [B, n], -1 for none, which depend on no random number of this step; parents [B, n] or [n].
+
+        Guesses are accepted where the target draws them itself: of unlike siblings, any are of use.
+        """
+        return self._append(tokens, parents, [-1] * tokens.shape[1])
+
+    def probe(self, tokens: Tensor, parents: Tensor | Sequence[int]) -> range:
+        """As `guess`, but never accepted: the drafter is told what the target reads there. Only probes may
+        have a probe as their parent, and they may be of any depth."""
+        columns = self._append(tokens, parents, [-1] * tokens.shape[1], probing=True)
+        self.probes.extend(columns)
+        return columns
+
+    def draw(self, logits: Tensor, parents: Sequence[int], counts: Sequence[int]) -> range:
+        """Children of these nodes, all of one depth: of each the first counts[i] tokens of one draw without
+        replacement from logits [B, V], -inf for tokens that cannot be drawn. Of greedy rows the likeliest.
+
+        Logits and counts may depend on what was drawn above these nodes, but on no random number that draws
+        or verifies their children. Raises ValueError where a node has drawn children already.
+        """
+        if again := self._drawn_from.intersection(parents):
+            raise ValueError(f"children of node {min(again)} were drawn before, by another law")
+        depths = set(self._depths[:, [parent + 1 for parent in parents]].flat)
+        if len(depths) != 1:
+            raise ValueError(f"the parents of one draw have one depth, got {sorted(map(int, depths))}")
+        self._drawn_from.update(parents)
+        depth = int(depths.pop())
+        tokens, law = tree_reference.draw_siblings(
+            singles(logits), max(counts), depth, self._sampling, self._noise
+        )
+        self._laws.append(law)
+        siblings = [sibling for count in counts for sibling in range(count)]
+        of_each = [parent for parent, count in zip(parents, counts, strict=True) for _ in range(count)]
+        draws = [len(self._laws) - 1] * len(siblings)
+        return self._append(torch.from_numpy(tokens[:, siblings]), of_each, draws)
+
+    def _append(
+        self, tokens: Tensor, parents: Tensor | Sequence[int], draws: list[int], *, probing: bool = False
+    ) -> range:
+        first, new = self._tokens.shape[1], tokens.cpu().numpy().astype(np.int64)
+        count = new.shape[1]
+        above = np.broadcast_to(np.asarray(parents, np.int64) + 1, new.shape)
+        if (above >= first + np.arange(count)).any() or (above < 0).any():
+            raise ValueError("the parent of a node is -1 or stands before it")
+        if not probing and np.isin(above - 1, self.probes).any():
+            raise ValueError("the parent of a node that can be accepted is no probe")
+        if count > 1 and (above >= first).any():
+            for node in range(count):
+                at = slice(node, node + 1)
+                self._append(tokens[:, at], torch.from_numpy(above[:, at] - 1), draws[at], probing=probing)
+            return range(first - 1, first - 1 + count)
+        depths = np.take_along_axis(self._depths, above, 1) + 1
+        has = (np.take_along_axis(self._tokens, above, 1) >= 0) & (new.view(np.uint64) < self._vocabulary)
+        if not probing:
+            has &= depths <= self._asked
+        has &= has.cumsum(1) <= self._left
+        self._left = self._left - has.sum(1, keepdims=True)
+        self._tokens = np.concatenate((self._tokens, np.where(has, new, ABSENT)), 1)
+        self._parents = np.concatenate((self._parents, above), 1)
+        self._depths = np.concatenate((self._depths, depths), 1)
+        self._draws += draws
+        return range(first - 1, first - 1 + count)
+
+    def inputs(self, newest: Tensor) -> TreeInputs:
+        """All that the target reads. newest [B]: tokens. Lowers `drafted` to the depth that each row has."""
+        there = self._tokens >= 0
+        self._places = np.where(there, there.cumsum(1) - 1, 0)  # [B, 1 + N]
+        candidates = there.copy()
+        candidates[:, [column + 1 for column in self.probes]] = False
+        self._drafted.copy_(torch.from_numpy((self._depths * candidates).max(1)))
+        token_ids = np.zeros((len(there), 1 + int(self._places.max())), np.int64)
+        rows, columns = there.nonzero()
+        token_ids[rows, self._places[rows, columns]] = self._tokens[rows, columns]
+        token_ids[:, 0] = newest.cpu().numpy()
+        parents = []
+        for row, has in enumerate(there):
+            parents.append((-1, *self._places[row, self._parents[row, has][1:]].tolist()))
+        return TreeInputs(torch.from_numpy(token_ids), parents)
+
+    def verify(self, target_logits: Tensor) -> VerifiedTree:
+        """target_logits: raw, [B, T, V], of what `inputs` gave, on any device. The result is on the host."""
+        tokens = self._tokens[:, 1:].copy()
+        tokens[:, self.probes] = ABSENT
+        nodes = Nodes(tokens, self._parents[:, 1:] - 1, np.array(self._draws, np.int64), self._laws)
+        emitted, path, valid = tree_reference.verify_tree(
+            singles(target_logits),
+            nodes,
+            self._places[:, 1:],
+            self.depth,
+            self._sampling,
+            self._noise,
+            self._rule,
+        )
+        emitted[~valid], path[~valid] = -1, -1
+        accepted = np.where(valid, (path >= 0).sum(1), -1)
+        places = np.take_along_axis(self._places, path + 1, 1)  # 0 where nothing was accepted
+        of_path = np.column_stack((np.zeros_like(accepted), places))
+        status = np.where(valid, 0, _TARGET)
+        of_tokens = torch.from_numpy(emitted), torch.from_numpy(accepted), torch.from_numpy(status)
+        return VerifiedTree(*of_tokens, path, of_path)
+
+    def places(self, columns: Sequence[int]) -> Integers:
+        """Where these nodes stand in the inputs, 0 where a row lacks one: [B, len(columns)]."""
+        return self._places[:, [column + 1 for column in columns]]
 
 
 def point_masses(tokens: Tensor, vocabulary: int, dtype: torch.dtype) -> Tensor:

@@ -96,7 +96,7 @@ def test_a_head_that_another_server_serves(drifted: Drifted, models: Models, tmp
     )
     outcome = retrain(drifted.database, settings, force=True)
     assert "has method eagle3: nothing can be made in its place" in nothing(outcome)
-    assert "eagle3, ssd and mirror for the built-in engine alone" in outcome.reason
+    assert "eagle3, medusa, ssd and mirror for the built-in engine alone" in outcome.reason
 
 
 def test_a_hybrid(drifted: Drifted, engine: EngineStub) -> None:

@@ -27,6 +27,8 @@ TINY = Recipe(
     target_steps=6,
     draft_steps=6,
     head_steps=6,
+    medusa_heads=2,
+    medusa_steps=3,
     continuations=4,
 )
 
@@ -53,8 +55,11 @@ def test_the_same_seed_makes_the_same_bytes(tmp_path: Path) -> None:
     made = {name: _digests(tmp_path / name) for name in ("a", "b", "c")}
     assert made["a"] == made["b"]
     for model in MADE:
-        weights = f"{model}/model.safetensors"
-        assert made["a"][weights] != made["c"][weights]
+        changed = [
+            name for name in made["a"] if name.startswith(f"{model}/") and name.endswith(".safetensors")
+        ]
+        assert changed
+        assert all(made["a"][name] != made["c"][name] for name in changed)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c"]  # no work left behind
 
 
@@ -86,7 +91,7 @@ def test_an_interrupted_training_resumes_to_the_same_bytes(
 
 def test_bundled_models_are_small_and_hold_no_pickles() -> None:
     files = [path for path in BUNDLED.rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) <= 13_000_000
+    assert sum(path.stat().st_size for path in files) <= 13_400_000
     assert {path.suffix or path.name for path in files} == {".json", ".safetensors", "SHA256SUMS"}
     tokenizers = [(BUNDLED / name / "tokenizer.json").read_bytes() for name in ("target", "draft")]
     assert tokenizers[0] == tokenizers[1]
@@ -110,10 +115,13 @@ def test_bundled_models_load_and_speak_the_same_tokens() -> None:
         assert json.loads((BUNDLED / name / "driftguard_training.json").read_text())["seed"] == 0
 
 
-def test_the_bundled_head_drafts_for_the_bundled_target() -> None:
-    engine = Engine(EngineConfig(str(BUNDLED / "target"), str(BUNDLED / "eagle3"), "eagle3", max_length=256))
+@pytest.mark.parametrize(("method", "temperature", "least"), [("eagle3", 1.0, 0.3), ("medusa", 0.0, 0.2)])
+def test_the_bundled_heads_draft_for_the_bundled_target(
+    method: str, temperature: float, least: float
+) -> None:
+    engine = Engine(EngineConfig(str(BUNDLED / "target"), str(BUNDLED / method), method, max_length=256))
     prompt = engine.tokenizer("def main():\n    return ")["input_ids"]
-    asked = (request(str(seed), prompt, 60, temperature=1.0, seed=seed) for seed in range(4))
+    asked = (request(str(seed), prompt, 60, temperature=temperature, seed=seed) for seed in range(4))
     done = serve(engine, *asked).values()
     drafted, accepted = (sum(getattr(each.counts, name) for each in done) for name in ("drafted", "accepted"))
-    assert accepted > 0.3 * drafted
+    assert accepted > least * drafted

@@ -27,6 +27,7 @@ def candidate_kind(settings: Settings, info: EngineInfo) -> CandidateKind | None
 
 
 def is_trained_here(method: str, engine: EngineSettings) -> bool:
-    """Whether drafts of this method are trained and scored, for this engine. An EAGLE-3 head is scored as the
-    built-in engine drafts with it; its ssd and mirror draft with a draft model."""
-    return method == "draft_model" or (method in ("eagle3", "ssd", "mirror") and engine.admin_url is not None)
+    """Whether drafts of this method are trained and scored, for this engine. EAGLE-3 and Medusa heads are
+    scored as the built-in engine drafts with them; its ssd and mirror draft with a draft model."""
+    built_in = engine.admin_url is not None
+    return method == "draft_model" or (built_in and method in ("eagle3", "medusa", "ssd", "mirror"))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from driftguard_engine.decode.slots import SlotTable
+from driftguard_engine.decode.trees import run_trees
 from driftguard_engine.drafters.base import Drafter
 from driftguard_engine.kernels import steps
 from driftguard_engine.kernels.cuda.launcher import Launcher
@@ -51,6 +52,8 @@ class Step:
         accepted, emitted, then T tokens, of which the first `emitted` are valid.
         """
         drafter = self.drafter
+        if drafter is not None and drafter.trees:
+            return run_trees(self.target, self.table, drafter, queued, self.shape.drafts, self.launcher)
         context = None if drafter is None else drafter.context
         rows = steps.begin(self.launcher, self.table.state, queued, self.shape.drafts, context)
         verification = self._verification(rows)

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from driftguard_engine.kernels.cuda.launcher import Launcher
 from driftguard_engine.kernels.steps import DraftContext, RowState
 from driftguard_engine.kv_cache import Span
-from driftguard_engine.speculation import Verification
+from driftguard_engine.speculation import TreeVerification, Verification
+
+
+@dataclass(frozen=True, slots=True)
+class TreeOutcome:
+    """Of a step with trees: what is known to the drafter beside the tokens."""
+
+    accepted: Tensor  # [B]: nodes accepted; -1 where the step failed
+    path: Tensor  # [B, D]: their columns, padded with -1
+    features: Tensor | None  # [B, D + 1, F]: of the newest token and of them, as in `Drafter.observe`
+    probe_logits: Tensor  # [B, P, V]: the target's, raw, at the columns `TreeVerification.probes`
+    probe_features: Tensor | None  # [B, P, F]. Where a row lacks a probe, both have no meaning
 
 
 class Drafter:
@@ -22,7 +34,7 @@ class Drafter:
       two knew a draw, the draws that are kept would not be draws from q.
     - A chain is never cut by what was drawn, for example by the confidence in a drawn token: if those of
       small q were left unverified, those that remain would not be draws from q, which the acceptance rule
-      takes them for. It may be cut by what was known before the draw.
+      takes them for. It may be cut by what was known before the draw. No node of a tree is taken back.
     """
 
     context: DraftContext | None = None  # of a draft model: `steps.begin` then makes its inputs
@@ -31,6 +43,7 @@ class Drafter:
     obstacle: str | None = None  # why it is slower on a GPU than it could be
     features: tuple[int, ...] = ()  # layers of the target that it reads, as `Features` counts them
     exit_layer: int | None = None  # of the target, which `ahead` reads in the middle of its pass
+    trees: bool = False  # whether it drafts trees: by `draft_tree` and `observe_tree`
 
     def prefill(self, token_ids: Sequence[int], spans: Sequence[Span], features: Tensor | None, /) -> None:
         """Reads tokens of prompts (not each prompt's last one) as `TokenModel.prefill`, and where `features`
@@ -53,6 +66,14 @@ class Drafter:
         drafted then must not depend on the random numbers that verify this step, but by the tokens that it
         emits: surest is to draft exactly what would be drafted without this work.
         """
+
+    def draft_tree(self, rows: RowState, tree: TreeVerification) -> None:
+        """Puts a tree of at most rows.drafted tokens in depth behind each row's newest token, and probes."""
+        raise NotImplementedError
+
+    def observe_tree(self, rows: RowState, tree: TreeVerification, outcome: TreeOutcome, /) -> None:
+        """The outcome of a step; where `features` asks for hidden states, also of one without drafts. What
+        was drafted beside the path must not be read later."""
 
     def observe(self, rows: RowState, features: Tensor, accepted: Tensor) -> None:
         """The outcome of a step, also of one without drafts; called where `features` asks for hidden states.

@@ -18,6 +18,7 @@ from driftguard_engine.drafters.draft_model import DraftModelDrafter
 from driftguard_engine.drafters.eagle3 import Eagle3Drafter
 from driftguard_engine.drafters.hybrid import HybridDrafter
 from driftguard_engine.drafters.loaded import NO_DRAFT, LoadedDraft
+from driftguard_engine.drafters.medusa import MedusaDrafter
 from driftguard_engine.drafters.ngram import NgramDrafter
 from driftguard_engine.drafters.past_outputs import PastOutputs
 from driftguard_engine.drafters.state_file import SavedDraft, saved_draft
@@ -29,25 +30,26 @@ from driftguard_engine.models.eagle3 import Eagle3Model
 from driftguard_engine.models.eagle3_head import is_eagle3, read_head
 from driftguard_engine.models.llama import LlamaModel
 from driftguard_engine.models.loading import LoadedModel, Placement, check_same_tokenizer, load
+from driftguard_engine.models.medusa import MedusaModel
+from driftguard_engine.models.medusa_head import is_medusa, read_heads
 from driftguard_engine.prefix_cache import PrefixCache
 
 logger = logging.getLogger(__name__)
 
-WITH_WEIGHTS = (
-    "draft_model",
-    "eagle3",
-    "hybrid",
-    *DRAFTS_AHEAD,
-)  # methods whose drafts take the device's memory
-_NAMES = {"suffix": "a corpus", "eagle3": "an EAGLE-3 head"} | dict.fromkeys(
-    ("draft_model", *DRAFTS_AHEAD), "a draft model"
-)
+WITH_WEIGHTS = ("draft_model", "eagle3", "medusa", "hybrid", *DRAFTS_AHEAD)  # drafts in the device's memory
+_NAMES = {
+    "suffix": "a corpus",
+    "eagle3": "an EAGLE-3 head",
+    "medusa": "a directory of Medusa heads",
+} | dict.fromkeys(("draft_model", *DRAFTS_AHEAD), "a draft model")
 
 
 def _kind_of(directory: Path, drafter: str) -> str:
     """By what it is drafted with alone; drafter: what the engine was started with."""
     if is_corpus(directory):
         return "suffix"
+    if is_medusa(directory):
+        return "medusa"
     if is_eagle3(directory):
         return "eagle3"
     return drafter if drafter in DRAFTS_AHEAD else "draft_model"
@@ -109,7 +111,23 @@ class DraftLoader:
                 "driftguard_engine.drafters.base.Drafter",
                 field="drafter",
             )
+        if drafter.trees:
+            self.check_takes_trees(f"drafter: {name!r} of {package}", field="drafter")
         return LoadedDraft(DraftInfo(name, package, name), drafter)
+
+    def check_takes_trees(self, which: str, *, field: str) -> None:
+        """Raises InvalidModel where this engine cannot verify trees."""
+        if self.target.model.tree_obstacle is not None:
+            raise InvalidModel(
+                f"{which} drafts trees, which the target cannot read: {self.target.model.tree_obstacle}",
+                field=field,
+            )
+        if self.config.verification != "token":
+            raise InvalidModel(
+                f"{which} drafts trees, which are verified by a rule of their own, and not by "
+                f"{self.config.verification!r}: --verification token",
+                field=field,
+            )
 
     def describe(self, name: str, version: str | None, serving: DraftInfo | None = None) -> DraftInfo:
         """What the draft in a directory or of a hub name is called once it is loaded. Raises InvalidModel.
@@ -127,6 +145,12 @@ class DraftLoader:
             raise InvalidModel(
                 f"draft: {name} is a corpus; --drafter hybrid takes a draft model or an EAGLE-3 head as "
                 "--draft, and a corpus as --corpus",
+                field="draft",
+            )
+        if kind == "medusa":
+            raise InvalidModel(
+                f"draft: {name} is {_NAMES[kind]}, which propose trees; --drafter hybrid takes a draft model "
+                "or an EAGLE-3 head",
                 field="draft",
             )
         return self._hybrid(shown, version, path, self.config.corpus if serving is None else serving.corpus)
@@ -168,6 +192,8 @@ class DraftLoader:
         if is_eagle3(Path(name)):
             directory = directories.locate(name, field="draft")
             return Eagle3Drafter(_eagle3_model(directory, self.target.model, self.placement))
+        if is_medusa(Path(name)):
+            return self._medusa(directories.locate(name, field="draft"))
         ahead, placement = self.config.drafter in DRAFTS_AHEAD, self.placement
         if ahead:
             placement = replace(placement, slots=placement.slots * (1 + self.config.prepared_outcomes))
@@ -211,6 +237,13 @@ class DraftLoader:
                 field="exit_layer",
             )
         return AheadDrafter(model, settings, exit_layer, target.read_out)
+
+    def _medusa(self, directory: Path) -> Drafter:
+        target, placement = self.target.model, self.placement
+        self.check_takes_trees(f"draft: {directory}", field="draft")
+        heads = read_heads(directory, target.embedding, target.vocabulary, field="draft")
+        model = MedusaModel(heads, target, placement.slots, target.max_length + placement.spare)
+        return MedusaDrafter(model, target.layers)
 
     def _remembered(self, directory: str, saved: SavedDraft) -> LoadedDraft:
         held = [("target", str(self.target.directory))]

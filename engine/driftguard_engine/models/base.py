@@ -18,7 +18,8 @@ class Features:
     """The hidden states of some layers that one pass of a target leaves for a drafter.
 
     Layer i stands for what layer i of the model reads, from 0 (the embeddings) on: element i of the
-    `hidden_states` of transformers, and what vLLM and speculators call auxiliary layer i.
+    `hidden_states` of transformers, and what vLLM and speculators call auxiliary layer i. Behind the last
+    layer it is what the head reads, normalised.
     """
 
     def __init__(
@@ -38,6 +39,9 @@ class Features:
         if layer == self._exit_layer and self._at_exit is not None:
             self._at_exit(hidden)
 
+    def asks(self, layer: int) -> bool:
+        return layer in self._parts
+
     def of(self, layers: Sequence[int]) -> Tensor:
         """Of all tokens of the pass, these layers side by side: [N, len(layers) * H]."""
         return torch.cat([torch.cat(self._parts[layer]) for layer in layers], dim=-1)
@@ -55,6 +59,7 @@ class TokenModel(Protocol):
     dtype: torch.dtype  # of logits
     path: Literal["lean", "generic"]
     kernels_obstacle: str | None  # why the kernels cannot compute its layers
+    tree_obstacle: str | None  # why it cannot read trees
     layers: int
     hidden: int  # size of the hidden states
     embedding: Tensor  # [V or more, width]
@@ -82,12 +87,14 @@ class TokenModel(Protocol):
         slots: Tensor,
         counts: Sequence[int] | None = None,
         features: Features | None = None,
+        parents: Sequence[tuple[int, ...]] | None = None,
     ) -> Tensor:
         """Logits [B, T, V] of token_ids [B, T]; row b continues slots[b] at position starts[b]. All int64.
 
         counts [B]: of each row only so many tokens are needed, 0 .. T; None: all. Whatever lies behind them
         has no meaning, and is left out where no row needs it. features: takes hidden states of the tokens
-        that are needed, row after row.
+        that are needed, row after row. parents: the tokens needed of each row are a tree, see `Span`; all is
+        read on the host.
         """
         ...
 
@@ -105,6 +112,14 @@ class TokenModel(Protocol):
         chosen [B] int64: these tokens' places among all B * T, the last ones needed; None: T is 1.
         wanted [B]: the rows that need logits; None: all.
         """
+        ...
+
+    def predict(self, hidden: Tensor) -> Tensor:
+        """Logits [N, V] of what the head reads [N, hidden], as `Features` gives it behind the last layer."""
+        ...
+
+    def keep(self, slots: Sequence[int], starts: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
+        """Of trees that were read, keeps the keys and values at these places, as `SlotCache.keep`."""
         ...
 
     def copy(self, source: int, span: Span) -> None:
@@ -135,9 +150,10 @@ class DecodesBySpans(ABC):
         slots: Tensor,
         counts: Sequence[int] | None = None,
         features: Features | None = None,
+        parents: Sequence[tuple[int, ...]] | None = None,
     ) -> Tensor:
         needed = [token_ids.shape[1]] * len(token_ids) if counts is None else counts
-        return by_row(self._decoded_spans(token_ids, starts, slots, needed, features), needed)
+        return by_row(self._decoded_spans(token_ids, starts, slots, needed, features, parents), needed)
 
     def decode_into(
         self,
@@ -169,9 +185,10 @@ class DecodesBySpans(ABC):
         slots: Tensor,
         needed: Sequence[int],
         features: Features | None = None,
+        parents: Sequence[tuple[int, ...] | None] | None = None,
     ) -> Tensor:
         """Logits [N, V] of the first needed[b] tokens of each row, row after row."""
-        places = zip(slots.tolist(), starts.tolist(), needed, strict=True)
-        spans = [Span(slot, start, count) for slot, start, count in places if count]
+        places = zip(slots.tolist(), starts.tolist(), needed, parents or [None] * len(needed), strict=True)
+        spans = [Span(slot, start, count, above) for slot, start, count, above in places if count]
         flat = [token for row, count in zip(token_ids.tolist(), needed, strict=True) for token in row[:count]]
         return self.forward(flat, spans, features)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from transformers import AutoConfig
+from transformers import AutoConfig, PretrainedConfig
 
 from driftguard_engine.config import EngineConfig
 from driftguard_engine.core import InvalidModel
@@ -27,6 +27,7 @@ from driftguard_engine.models import llama_weights
 from driftguard_engine.models.eagle3_head import is_eagle3, layer_config
 from driftguard_engine.models.llama_weights import Heads
 from driftguard_engine.models.loading import Placement, longest
+from driftguard_engine.models.medusa_head import is_medusa, sizes_of
 
 # For what is not computed: CUDA graphs, the workspaces of libraries, a layer's weights while they are packed,
 # reading of prompts.
@@ -47,17 +48,23 @@ class ModelMemory:
     layers: int
     heads: Heads
     config: Any  # of transformers
-    fused: int = 0  # numbers of each position that an EAGLE-3 head keeps beside keys and values
+    fused: int = 0  # numbers of each position that heads keep beside keys and values, or without them
 
     @classmethod
     def read(cls, field: str, name: str, dtype: torch.dtype) -> ModelMemory:
         """From the config and the headers of the weights. Raises InvalidModel: these cannot be read."""
         directory, weights = directories.find(name, field=field), 0
         try:
-            for path in directories.loaded_files(directory):
+            medusa = is_medusa(directory)  # whose files have names of their own
+            for path in (directories.weight_files if medusa else directories.loaded_files)(directory):
                 with safe_open(path, "pt") as file:
                     for tensor in map(file.get_slice, file.keys()):
                         weights += math.prod(tensor.get_shape()) * _item_bytes(tensor.get_dtype(), dtype)
+            if medusa:
+                hidden, vocabulary = sizes_of(directory)
+                sizes: Any = PretrainedConfig()
+                sizes.vocab_size = vocabulary
+                return cls(field, weights, 0, Heads(1, 1, 1), sizes, hidden)
             if is_eagle3(directory):
                 config = layer_config(directory, field=field)
                 return cls(field, weights, 1, _heads_of(config), config, config.hidden_size)

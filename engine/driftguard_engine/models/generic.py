@@ -92,6 +92,23 @@ class GenericModel(DecodesBySpans):
         self._cache = Cache(layers=[*self._layers])
         # One token now allocates all memory at the start, and not under traffic.
         self.dtype = self.forward([0], [Span(0, 0, 1)]).dtype
+        self.tree_obstacle = self._tree_obstacle()
+
+    def _tree_obstacle(self) -> str | None:
+        """By what it makes of a small tree: models take masks and positions in different ways."""
+        config, name = self._module.config.get_text_config(), type(self._module).__name__
+        layers = set(getattr(config, "layer_types", None) or ("full_attention",))
+        if layers != {"full_attention"} or getattr(config, "sliding_window", None):
+            return f"{name} limits how far its layers see, which the mask of a tree does not hold"
+        try:
+            chain = self.forward([0, 2, 3], [Span(0, 0, 3)])
+            tree = self.forward([0, 1, 2, 3], [Span(0, 0, 4, (-1, 0, 0, 2))])
+        except Exception as error:  # noqa: BLE001 of code that is not ours
+            return f"{name} takes no mask of four dimensions ({type(error).__name__}: {error})"
+        apart = (tree[[0, 2, 3]] - chain).abs().max() / chain.abs().max()
+        if not apart < torch.finfo(self.dtype).eps ** 0.5:
+            return f"{name} does not place tokens by position ids alone, or see them by a mask alone"
+        return None
 
     @torch.inference_mode()
     def forward(
@@ -106,6 +123,16 @@ class GenericModel(DecodesBySpans):
         for ids, span in _split(token_ids, spans):
             self._run(ids, span, features, logits_to_keep=1)
 
+    @torch.inference_mode()
+    def predict(self, hidden: Tensor) -> Tensor:
+        output = self._module.get_output_embeddings()
+        return torch.cat(
+            [output(row) for row in torch.split(hidden, 1)]
+        )  # one by one: their bits are their own
+
+    def keep(self, slots: Sequence[int], starts: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
+        self._store.keep(slots, starts, paths)
+
     def copy(self, source: int, span: Span) -> None:
         self._store.copy(source, span)
 
@@ -114,7 +141,9 @@ class GenericModel(DecodesBySpans):
     ) -> Tensor:
         for layer in self._layers:
             layer.point_at(span)
-        positions = torch.arange(span.start, span.end, device=self._device)
+        positions = torch.tensor(span.positions, device=self._device)
+        if span.parents is not None:
+            options["attention_mask"] = self._mask(span)
         output = self._module(
             input_ids=torch.tensor([list(token_ids)], device=self._device),
             position_ids=positions[None],
@@ -124,10 +153,18 @@ class GenericModel(DecodesBySpans):
             **options,
         )
         if features is not None:
-            for index, hidden in enumerate(output.hidden_states[: self.layers]):
+            for index, hidden in enumerate(output.hidden_states):
                 features.take(index, hidden[0])
         logits: Tensor = output.logits[0]
         return logits
+
+    def _mask(self, span: Span) -> Tensor:
+        """Additive [1, 1, T, end], for a tree."""
+        lowest = torch.finfo(self._module.dtype).min
+        mask = torch.full((span.count, span.end), lowest, dtype=self._module.dtype, device=self._device)
+        mask[:, : span.start] = 0
+        mask[:, span.start :][span.seen().to(self._device)] = 0
+        return mask[None, None]
 
 
 def _split(token_ids: Sequence[int], spans: Sequence[Span]) -> list[tuple[Sequence[int], Span]]:

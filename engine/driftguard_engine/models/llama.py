@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from driftguard_engine.kernels import layers
 from driftguard_engine.kernels.cuda.launcher import Launcher
@@ -19,7 +20,7 @@ from driftguard_engine.kernels.layer_kernels import LayerKernels, LayerOps, obst
 from driftguard_engine.kernels.layer_self_test import failure
 from driftguard_engine.kv_cache import SlotCache, Span
 from driftguard_engine.models.base import DecodesBySpans, Features
-from driftguard_engine.models.linear import choose
+from driftguard_engine.models.linear import MINIMUM_ROWS, choose
 from driftguard_engine.models.llama_weights import heads_of, layer_of, norm_of
 from driftguard_engine.models.span_layers import SpanLayers
 
@@ -28,6 +29,7 @@ class LlamaModel(DecodesBySpans):
     """A model of the Llama family with its slot cache. See `TokenModel`."""
 
     path: Literal["lean", "generic"] = "lean"
+    tree_obstacle: str | None = None
 
     def __init__(
         self,
@@ -81,14 +83,15 @@ class LlamaModel(DecodesBySpans):
         slots: Tensor,
         counts: Sequence[int] | None = None,
         features: Features | None = None,
+        parents: Sequence[tuple[int, ...]] | None = None,
     ) -> Tensor:
-        """See `TokenModel`. Where the tensors are on the CPU, they are read there.
+        """See `TokenModel`. Where the tensors are on the CPU, and of trees, they are read on the host.
 
         Else, and by kernels, nothing waits for a value and counts are not read: the call can be captured in a
         CUDA graph. Positions may then reach `spare` beyond max_length.
         """
-        if self._reads_on_host(token_ids):
-            return super().decode(token_ids, starts, slots, counts, features)
+        if parents is not None or self._reads_on_host(token_ids):
+            return super().decode(token_ids, starts, slots, counts, features, parents)
         normed = self._decoded(token_ids, starts, slots, features)
         return self._head.apply(normed).view(*token_ids.shape, -1)
 
@@ -131,19 +134,34 @@ class LlamaModel(DecodesBySpans):
             hidden, normed = self._ops.add_and_norm(hidden, mixed, layer.mlp_norm)
             widened = layer.down.apply(layer.gated.apply(normed))
             hidden, normed = self._ops.add_and_norm(hidden, widened, next_norm)
+        if features is not None:
+            features.take(self.layers, normed)
         return normed
 
     @torch.inference_mode()
     def forward(
         self, token_ids: Sequence[int], spans: Sequence[Span], features: Features | None = None
     ) -> Tensor:
-        return self.read_out(self._hidden(token_ids, spans, features))[: len(token_ids)]  # [N, V]
+        hidden = self._final_norm.apply(self._hidden(token_ids, spans, features))
+        if features is not None:
+            features.take(self.layers, hidden[: len(token_ids)])
+        return self._head.apply(hidden)[: len(token_ids)]  # [N, V]
 
     @torch.inference_mode()
     def prefill(
         self, token_ids: Sequence[int], spans: Sequence[Span], features: Features | None = None
     ) -> None:
-        self._hidden(token_ids, spans, features)
+        hidden = self._hidden(token_ids, spans, features)
+        if features is not None and features.asks(self.layers):
+            features.take(self.layers, self._final_norm.apply(hidden)[: len(token_ids)])
+
+    @torch.inference_mode()
+    def predict(self, hidden: Tensor) -> Tensor:
+        count = len(hidden)
+        return self._head.apply(F.pad(hidden, (0, 0, 0, max(0, MINIMUM_ROWS - count))))[:count]
+
+    def keep(self, slots: Sequence[int], starts: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
+        self._spans.cache.keep(slots, starts, paths)
 
     def copy(self, source: int, span: Span) -> None:
         self._spans.cache.copy(source, span)

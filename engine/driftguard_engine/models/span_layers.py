@@ -57,7 +57,7 @@ class SpanLayers:
 
     def batch(self, spans: Sequence[Span]) -> SpanBatch:
         places = self.cache.places(spans)
-        positions = [position for span in spans for position in range(span.start, span.end)]
+        positions = [position for span in spans for position in span.positions]
         at = upload([*positions, *[0] * (MINIMUM_ROWS - len(positions))], self._device)
         masks = [self._mask(span) for span in spans]
         return SpanBatch(spans, upload(places, self._device), self.cos[at, None], self.sin[at, None], masks)
@@ -111,10 +111,14 @@ class SpanLayers:
         return by_head.permute(2, 0, 1, 3).reshape(span.count, -1)
 
     def _mask(self, span: Span) -> Tensor | None:
-        """Additive [G * T, end]: token t of the span sees positions up to start + t."""
+        """Additive [G * T, end]: token t of the span sees positions up to start + t; of a tree, its way."""
         if span.count == 1:
             return None
         mask = torch.full((span.count, span.end), float("-inf"), dtype=self._dtype, device=self._device)
-        mask.triu_(span.start + 1)
+        if span.parents is None:
+            mask.triu_(span.start + 1)
+        else:
+            mask[:, : span.start] = 0
+            mask[:, span.start :][span.seen().to(mask.device)] = 0
         group = self._heads.queries // self._heads.keys
         return mask if group == 1 else mask.repeat(group, 1)

@@ -79,7 +79,7 @@ def _info(service: Service) -> dict[str, Any]:
         "drafting": asdict(engine.drafting.decision),
         "running": engine.running,
         "waiting": engine.waiting,
-        "verification": engine.config.verification,
+        "verification": engine.verification,
         "verify_backend": engine.backend,
         "verify_fallback": engine.backend_fallback,
         "loop_fallback": engine.loop_fallback,

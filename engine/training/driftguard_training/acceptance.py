@@ -6,6 +6,8 @@ A token drafted from q is accepted against p with probability sum_v min(p(v), q(
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from driftguard_training.settings import Loss
@@ -47,3 +49,26 @@ def distillation_loss(
         return divergence, accepted.detach()
     weight = torch.exp(-_LK_DECAY * accepted.detach().mean())
     return weight * divergence + (1 - weight) * (1 - accepted).mean(), accepted.detach()
+
+
+def chain_loss(
+    p: torch.Tensor, counted: torch.Tensor, chained: Iterable[torch.Tensor], loss: Loss
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """The mean loss of what is drafted at each place of a chain (scalar), and the acceptance probability of
+    each of these tokens.
+
+    p [R, L, D]: the target's probabilities of the draft's tokens; what the target gives to others lowers
+    acceptance, since they are never drafted. counted [R, L + 1]: the tokens at which a chain may begin and
+    that are drafted, of which there must be one; the last is the one behind the sequences. chained: of each
+    place of a chain logits [R, L - 1 or more, D], of chains that begin at every place of the sequences: place
+    i drafts token i + 2 first.
+    """
+    losses, accepted = [], []
+    for step, logits in enumerate(chained):
+        ahead = p[:, 1 + step :]  # place i drafts token i + 2 + step, which the target predicts one before
+        drafted = counted[:, 2 : 2 + ahead.shape[1]] & counted[:, 2 + step :]
+        if drafted.any():
+            each, acceptance = distillation_loss(ahead[drafted], logits[:, : ahead.shape[1]][drafted], loss)
+            losses.append(each)
+            accepted.append(acceptance)
+    return torch.stack(losses).mean(), accepted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import LlamaConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from driftguard_training.acceptance import distillation_loss
+from driftguard_training.acceptance import chain_loss
 from driftguard_training.model_directories import save_files
 from driftguard_training.settings import Loss
 
@@ -48,27 +48,6 @@ def head_loss(
     counted = torch.ones(tokens.shape[0], tokens.shape[1] + 1, dtype=torch.bool)
     total, accepted = chain_loss(p, counted, chains(head, features, embedded, passes), loss)
     return total, [each.mean().item() for each in accepted]
-
-
-def chain_loss(
-    p: Tensor, counted: Tensor, chained: Iterable[Tensor], loss: Loss
-) -> tuple[Tensor, list[Tensor]]:
-    """The mean loss of the passes of `chains` (scalar), and the acceptance probability of each draft of each
-    pass.
-
-    p [R, L, D]: the target's probabilities of the head's tokens; what the target gives to others lowers
-    acceptance, since they are never drafted. counted [R, L + 1]: the tokens at which a chain may begin and
-    that are drafted, of which there must be one; the last is the one behind the sequences.
-    """
-    losses, accepted = [], []
-    for step, logits in enumerate(chained):
-        ahead = p[:, 1 + step :]  # place i drafts token i + 2 + step, which the target predicts one before
-        drafted = counted[:, 2 : 2 + ahead.shape[1]] & counted[:, 2 + step :]
-        if drafted.any():
-            each, acceptance = distillation_loss(ahead[drafted], logits[:, : ahead.shape[1]][drafted], loss)
-            losses.append(each)
-            accepted.append(acceptance)
-    return torch.stack(losses).mean(), accepted
 
 
 def chains(head: Eagle3Head, features: Tensor, embedded: Tensor, passes: int) -> Iterator[Tensor]:

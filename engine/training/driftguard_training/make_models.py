@@ -1,6 +1,6 @@
-"""Make the bundled tokenizer, target, draft and EAGLE-3 head from text that comes with Python and torch.
+"""Make the bundled tokenizer, target, draft, EAGLE-3 head and Medusa heads from text of Python and torch.
 
-The target learns every domain of the corpus; the draft and the head are distilled from the target on two of
+The target learns every domain of the corpus; the draft and the heads are distilled from the target on two of
 them, so that traffic from the third is a real drift. An interrupted run is resumed by the next one. The same
 seed, text, thread count and processor give the same bytes.
 """
@@ -14,12 +14,14 @@ from pathlib import Path
 
 import torch
 from driftguard_engine.models.eagle3_head import Eagle3Head
+from driftguard_engine.models.medusa_head import MedusaHeads
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from driftguard_training import corpus
 from driftguard_training.acceptance import distillation_loss
 from driftguard_training.eagle3 import PASSES, frequent_tokens, head_loss, new_head, save_head
+from driftguard_training.medusa import heads_loss, measured_tree, new_heads, save_heads
 from driftguard_training.model_directories import load_model, save_model
 from driftguard_training.pretraining import Schedule, train
 from driftguard_training.settings import Loss
@@ -29,7 +31,7 @@ from driftguard_training.tokenization import train_tokenizer
 _TARGET_SHARES = {"python": 0.38, "prose": 0.22, "headers": 0.40}
 _DRAFT_SHARES = {"python": 0.60, "prose": 0.40}
 _DISTILLATION_SHARES = {"python": 0.30, "prose": 0.20, "continuations": 0.50}
-MADE = ("target", "draft", "eagle3")
+MADE = ("target", "draft", "eagle3", "medusa")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,10 @@ class Recipe:
     target_steps: int = 900
     draft_steps: int = 900
     head_steps: int = 400
+    medusa_heads: int = 4
+    medusa_layers: int = 1
+    medusa_rows: int = 4
+    medusa_steps: int = 250
     # The last tenth of the steps uses whole contexts: the output at untrained positions would be noise.
     long_share: float = 0.1
     # The draft must predict the target's own output, not only human text: half of its rows are these.
@@ -75,7 +81,7 @@ class Recipe:
 
 def make_models(output: Path, seed: int, recipe: Recipe = Recipe()) -> None:
     """Write output/target and output/draft (bf16 safetensors, plain transformers directories), and
-    output/eagle3 (in the layout of speculators)."""
+    output/eagle3 and output/medusa (in the layouts of speculators and of Medusa's authors)."""
     work = output.with_name(f".{output.name}-work")
     texts = [text for name in corpus.domains() for text in corpus.documents(name, "train")]
     tokenizer = train_tokenizer(texts, recipe.vocabulary, recipe.context)
@@ -95,6 +101,14 @@ def make_models(output: Path, seed: int, recipe: Recipe = Recipe()) -> None:
         head, token_ids = new_eagle3_head(rounded, told, recipe, seed)
         train_head(head, token_ids, rounded, told, recipe, seed, work)
         save_head(work / "eagle3", head, token_ids, torch.bfloat16, _facts(recipe, seed, streams))
+    if not (work / "medusa").exists():
+        heads = new_heads(rounded, recipe.medusa_heads, recipe.medusa_layers)
+        train_medusa(heads, rounded, told, recipe, seed, work)
+        heads.to(torch.bfloat16).to(torch.float32)  # as they are published
+        rows = 4 * recipe.rows
+        windows = batch(told, _DISTILLATION_SHARES, rows, recipe.length, seed + 3, recipe.medusa_steps)
+        choices, facts = measured_tree(heads, rounded, windows), _facts(recipe, seed, streams)
+        save_heads(work / "medusa", heads, choices, torch.bfloat16, facts)
     for name in MADE:
         shutil.rmtree(output / name, ignore_errors=True)
         shutil.copytree(work / name, output / name)
@@ -207,6 +221,22 @@ def train_head(
     train(head, loss_at, schedule, work / "eagle3.checkpoint", "eagle3")
 
 
+def train_medusa(
+    heads: MedusaHeads, target: PreTrainedModel, streams: TokenStreams, recipe: Recipe, seed: int, work: Path
+) -> None:
+    """Distil as `train_draft`."""
+
+    def loss_at(step: int) -> tuple[torch.Tensor, dict[str, float]]:
+        tokens = batch(streams, _DISTILLATION_SHARES, recipe.medusa_rows, recipe.length, seed + 3, step)
+        kind: Loss = "lk-hybrid" if step < recipe.medusa_steps // 3 else "nla"
+        loss, accepted = heads_loss(heads, target, tokens, kind)
+        shown = {f"acceptance {place}": each for place, each in enumerate(accepted, 1)}
+        return loss, {"loss": loss.item(), **shown}
+
+    schedule = Schedule(recipe.medusa_steps, learning_rate=4e-3, warmup_steps=min(50, recipe.medusa_steps))
+    train(heads, loss_at, schedule, work / "medusa.checkpoint", "medusa")
+
+
 def _with_continuations(
     target: PreTrainedModel, streams: TokenStreams, recipe: Recipe, seed: int
 ) -> TokenStreams:
@@ -240,9 +270,7 @@ def _facts(recipe: Recipe, seed: int, streams: TokenStreams) -> dict[str, object
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--output", type=Path, required=True, help="directory for target/, draft/ and eagle3/"
-    )
+    parser.add_argument("--output", type=Path, required=True, help="directory for " + ", ".join(MADE))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2, help="CPU threads")
     arguments = parser.parse_args()

@@ -11,6 +11,8 @@ nearer to what the engine counted, which made the same answer. The first tells h
 text, the second is what served acceptance is compared with. Of an EAGLE-3 head q_t, and with it a_t and b_t,
 depend also on how many drafts lie between the start of the step and t.
 
+Of a draft that guesses a tree, see driftguard_training.trees.
+
 Two rules. "rejection": the draft's tokens are drawn from q_t at T, by the rule of Leviathan, Kalman, Matias
 (2023). "match": the draft proposes the argmax of q_t at any T, and it is kept with probability p_t of it, as
 where the target draws a token and keeps the draft if it is the same: q_t is then all mass on one token. That
@@ -49,6 +51,7 @@ from driftguard_training.model_directories import LoadedModel, load_model
 from driftguard_training.settings import AcceptanceRule, ScoreSettings
 from driftguard_training.teacher import Told, read_answers
 from driftguard_training.traffic import ServedRequest, is_served_by, read_served
+from driftguard_training.trees import TreeOfAnswer
 
 _BATCH_REQUESTS = 8
 
@@ -111,7 +114,7 @@ def add_drafts(
     most = max(len(request.lengths) for request in requests)
     for place in draft.places(requests, told, most):
         for answer, logits in zip(answers, place, strict=True):
-            answer.add(logits)
+            answer.add(logits, draft.tree)
 
 
 def ends_of(target: LoadedModel) -> frozenset[int]:
@@ -131,11 +134,17 @@ class DraftedAnswer:
         self._request, self._z = request, z
         self._p = distribution(z, request.temperature)
         self._rules: dict[AcceptanceRule, list[_Place]] = {rule: [] for rule in rules}
+        self._tree: TreeOfAnswer | None = None
 
-    def add(self, logits: Tensor) -> None:
-        """logits [n, V]: from which its last n tokens are drafted at the next place of a chain."""
+    def add(self, logits: Tensor, tree: Collection[tuple[int, ...]] | None = None) -> None:
+        """logits [n, V]: from which its last n tokens are drafted at the next place of a chain, or of this
+        tree."""
         first = len(self._p) - len(logits)
         p, logits = self._p[first:], logits.to(self._p)
+        if tree is not None:
+            self._tree = self._tree or TreeOfAnswer(tree)
+            self._tree.add(self._p, logits, self._request.output_token_ids)
+            return
         answer = torch.tensor(self._request.output_token_ids)[first:, None]  # [n, 1]
         for rule, places in self._rules.items():
             q = distribution(logits, 0.0 if rule == "match" else self._request.temperature)
@@ -148,17 +157,24 @@ class DraftedAnswer:
 
     def kept(self, rule: AcceptanceRule) -> float:
         """Mean a_t over all places of a chain; 0 where nothing can be drafted of the answer."""
+        if self._tree is not None:
+            return self._tree.kept()
         known = [a for place in self._rules[rule] for a in place.accepted[place.first :]]
         return sum(known) / len(known) if known else 0.0
 
     def counts(self, rule: AcceptanceRule, ends: Collection[int]) -> Expected:
         """`ends`: tokens that end an answer."""
+        is_cut = self._request.output_token_ids[-1] not in ends
+        if self._tree is not None:
+            first_only = self._request.num_speculative_tokens is None
+            lengths = self._request.lengths
+            return Expected(*self._tree.walk(lengths, len(self._p), is_cut=is_cut, first_only=first_only))
         places = self._rules[rule]
         return walk(
             [place.accepted for place in places],
             [place.kept for place in places],
             self._request.lengths,
-            is_cut=self._request.output_token_ids[-1] not in ends,
+            is_cut=is_cut,
             first_only=self._request.num_speculative_tokens is None,
             undrafted=places[0].first,
         )

@@ -46,6 +46,7 @@ def test_drafts_are_verified_token_by_token_unless_blocks_are_asked_for() -> Non
         (None, "draft"),
         (DrafterName.DRAFT_MODEL, "draft"),
         (DrafterName.EAGLE3, "eagle3"),
+        (DrafterName.MEDUSA, "medusa"),
         (DrafterName.SUFFIX, None),
         (DrafterName.HYBRID, "draft"),
     ],

@@ -359,7 +359,7 @@ def test_a_full_queue_and_a_doubled_id_are_refused_and_lose_nothing(engine: Engi
         ("ngram_max_tokens", {"ngram_max_tokens": 1}),
         ("dtype", {"dtype": "int8"}),
         ("device", {"device": "tpu"}),
-        ("drafter", {"drafter": "medusa"}),
+        ("drafter", {"drafter": "no_such_drafter"}),
         ("draft", {"draft": None}),
         ("draft", {"drafter": "eagle3", "draft": None}),
         ("threads", {"threads": 0}),

@@ -34,7 +34,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["draft_model", "eagle3", "suffix"])
+@pytest.mark.parametrize("method", ["draft_model", "eagle3", "medusa", "suffix"])
 def test_answers_are_those_without_speculation_in_the_format_that_speed_py_reads(
     tmp_path: Path, method: str
 ) -> None:

@@ -17,6 +17,7 @@ from driftguard_engine.core import (
     Request,
     RequestOutput,
     SpeculationCounts,
+    VerificationRule,
 )
 from driftguard_engine.engine import Engine
 
@@ -140,6 +141,10 @@ class FakeEngine(Engine):
     @property
     def backend(self) -> str:
         return "reference"
+
+    @property
+    def verification(self) -> VerificationRule:
+        return self.config.verification
 
     @property
     def loop_fallback(self) -> str | None:

@@ -193,7 +193,7 @@ def draw_drafts(
             tokens[drawn] = draw_drafts(*others, exp2)
         return tokens
     mass = distributions.weigh(logits[:, np.newaxis], np.arange(logits.shape[-1]), exp2)[:, 0]
-    return _draw(mass, distributions.tile_mass[:, 0], distributions.cut[:, 0] > -np.inf, words)
+    return draw_token(mass, distributions.tile_mass[:, 0], distributions.cut[:, 0] > -np.inf, words)
 
 
 def draw_chain(
@@ -245,7 +245,7 @@ def _verify_stochastic(
         accepted = _leading((accept * q < p) & given.proposed)
         ratio = np.ones(len(accepted))
     words = residual[:, np.arange(len(accepted)), accepted]
-    own = _draw(*_own_masses(given, distributions, accepted, ratio, exp2), words)
+    own = draw_token(*_own_masses(given, distributions, accepted, ratio, exp2), words)
     return accepted, own, _all_finite(distributions.peak)
 
 
@@ -314,7 +314,7 @@ def _excess(weights: Singles, normaliser: Doubles, ratio: Doubles) -> Singles:
 def _own_masses(
     given: Arrays, distributions: TokenDistributions, accepted: Integers, ratio: Doubles, exp2: Exp2
 ) -> tuple[Singles, Doubles, Truths]:
-    """The masses from which the target's own token is drawn, as arguments of `_draw`. ratio [B]: r.
+    """The masses from which the target's own token is drawn, as arguments of `draw_token`. ratio [B]: r.
 
     A rejected draft leaves (r p - q)+. After the last draft nothing was rejected, and an id that the
     vocabulary lacks was no draw from q: both leave p itself.
@@ -339,7 +339,7 @@ def _own_masses(
     return mass, distributions.tile_mass[:, 0], changed
 
 
-def _draw(mass: Singles, tile_mass: Doubles, changed: Truths, words: RandomWords) -> Integers:
+def draw_token(mass: Singles, tile_mass: Doubles, changed: Truths, words: RandomWords) -> Integers:
     """A token of [B, V] by its mass: the tile by words[1], inside by words[0].
 
     tile_mass [B, T]: what the tiles hold, but in rows that have `changed` [B] since these were summed.

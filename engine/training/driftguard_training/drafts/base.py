@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -20,6 +20,8 @@ class Draft(ABC):
     module: nn.Module
     context_tokens: int
     features: tuple[int, ...] = ()  # layers of the target whose hidden states it reads
+    tree: Collection[tuple[int, ...]] | None = None  # what it guesses in place of a chain that it draws: each
+    # node as the ranks of the tokens on its way, by the logits of the place of its depth
     replay_share: float = 0.25  # of a batch, for what it has learned before
     least_tokens: int = 2  # of prompt and answer together; of fewer there is nothing to draft
 

@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
+from driftguard_training.acceptance import chain_loss
 from driftguard_training.drafts.base import Draft
-from driftguard_training.eagle3 import PASSES, chain_loss, chains, save_trained_head
+from driftguard_training.eagle3 import PASSES, chains, save_trained_head
 from driftguard_training.errors import BadModelDirectory
 from driftguard_training.model_directories import LoadedModel
 from driftguard_training.settings import Loss
