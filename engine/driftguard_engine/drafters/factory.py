@@ -8,7 +8,13 @@ from pathlib import Path
 
 import torch
 
-from driftguard_engine.config import DRAFTERS, DRAFTS_AHEAD, EngineConfig, installed_drafters
+from driftguard_engine.config import (
+    DRAFTERS,
+    DRAFTS_AHEAD,
+    OTHER_VOCABULARY,
+    EngineConfig,
+    installed_drafters,
+)
 from driftguard_engine.core import DraftInfo, InvalidModel
 from driftguard_engine.drafters.ahead import AheadDrafter
 from driftguard_engine.drafters.ahead_worker import Settings
@@ -19,6 +25,7 @@ from driftguard_engine.drafters.eagle3 import Eagle3Drafter
 from driftguard_engine.drafters.hybrid import HybridDrafter
 from driftguard_engine.drafters.loaded import NO_DRAFT, LoadedDraft
 from driftguard_engine.drafters.ngram import NgramDrafter
+from driftguard_engine.drafters.other_vocabulary import open_slem, open_tli
 from driftguard_engine.drafters.past_outputs import PastOutputs
 from driftguard_engine.drafters.state_file import SavedDraft, saved_draft
 from driftguard_engine.drafters.suffix import SuffixDrafter
@@ -38,9 +45,10 @@ WITH_WEIGHTS = (
     "eagle3",
     "hybrid",
     *DRAFTS_AHEAD,
+    *OTHER_VOCABULARY,
 )  # methods whose drafts take the device's memory
 _NAMES = {"suffix": "a corpus", "eagle3": "an EAGLE-3 head"} | dict.fromkeys(
-    ("draft_model", *DRAFTS_AHEAD), "a draft model"
+    ("draft_model", *DRAFTS_AHEAD, *OTHER_VOCABULARY), "a draft model"
 )
 
 
@@ -50,7 +58,7 @@ def _kind_of(directory: Path, drafter: str) -> str:
         return "suffix"
     if is_eagle3(directory):
         return "eagle3"
-    return drafter if drafter in DRAFTS_AHEAD else "draft_model"
+    return drafter if drafter in (*DRAFTS_AHEAD, *OTHER_VOCABULARY) else "draft_model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +180,10 @@ class DraftLoader:
         if ahead:
             placement = replace(placement, slots=placement.slots * (1 + self.config.prepared_outcomes))
         loaded = load(name, placement, field="draft")
+        if self.config.drafter == "tli":
+            return open_tli(self.target, loaded)
+        if self.config.drafter == "slem":
+            return open_slem(self.target, loaded)
         check_same_tokenizer(self.target.tokenizer, loaded.tokenizer, loaded.directory, field="draft")
         return self._ahead(loaded) if ahead else DraftModelDrafter(loaded.model)
 
