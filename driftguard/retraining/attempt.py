@@ -39,6 +39,7 @@ from driftguard.retraining.training.traffic import Traffic, write_requests
 from driftguard.retraining.training.workspace import Workspace
 from driftguard.retraining.trigger import Call
 from driftguard.store import acceptance_levels, drafts, retrain_runs
+from driftguard.store.acceptance_levels import Sampling
 from driftguard.store.retrain_runs import RunLock
 
 _LOOK_BACK = timedelta(days=7)  # records from which the sampling temperature is read
@@ -182,13 +183,15 @@ def _was_made_here(job: Job) -> bool:
 
 
 def _evaluation(job: Job, files: Workspace, candidate: Path) -> Evaluation:
+    sampling = _sampling(job)
     return Evaluation(
         target=_directory(job.info.target_directory, "target"),
         drafts=(_directory(job.info.draft.directory, "draft in service"), candidate),
         traffic=files.held_out,
         num_speculative_tokens=job.info.num_speculative_tokens,
-        temperature=_temperature(job),
+        temperature=sampling.temperature,
         acceptance_rule=_acceptance_rule(job),
+        verification="block" if sampling.at_once == "block" else "token",
         threads=job.settings.retraining.threads,
     )
 
@@ -200,19 +203,19 @@ def _acceptance_rule(job: Job) -> str:
     return "match" if known.get(job.info.server) == "match" else "rejection"
 
 
-def _temperature(job: Job) -> float:
+def _sampling(job: Job) -> Sampling:
     with job.database.session() as session:
-        temperature = acceptance_levels.usual_temperature(
+        sampling = acceptance_levels.usual_sampling(
             session,
             server=job.info.server,
             target=job.info.target,
             version=job.info.draft.version,
             oldest=datetime.now(UTC) - _LOOK_BACK,
         )
-    if temperature is None:
+    if sampling is None:
         log.warning("no record tells the sampling temperature; the drafts are compared at 1.0")
-        return 1.0
-    return temperature
+        return Sampling(1.0, "token")
+    return sampling
 
 
 def _store_decision(job: Job, run_id: UUID, version: str, decision: Decision, numbers: RunNumbers) -> None:

@@ -288,25 +288,32 @@ def told_k(session: Session, stream_id: int, span: Span) -> set[int]:
     return set(session.scalars(_TOLD_K, given | {"kind": kind_of(session, stream_id)}))
 
 
-_USUAL_TEMPERATURE = text(
-    """
-    SELECT temperature FROM (
-        SELECT r.temperature FROM records r JOIN streams s ON s.id = r.stream_id
+class Sampling(NamedTuple):
+    """How requests are sampled, and what of their drafts is verified at once: token, block or tree."""
+
+    temperature: float
+    at_once: str
+
+
+_USUAL_SAMPLING = text(
+    f"""
+    SELECT temperature, at_once FROM (
+        SELECT r.temperature, {_AT_ONCE} FROM records r JOIN streams s ON s.id = r.stream_id
         WHERE s.server = :server AND s.target = :target AND s.draft_version = :version
           AND r.kind = 'request' AND r.temperature IS NOT NULL AND r.ended_at >= :oldest
         ORDER BY r.seq DESC LIMIT :newest
     ) AS newest
-    GROUP BY temperature ORDER BY count(*) DESC, temperature LIMIT 1
-    """
+    GROUP BY temperature, at_once ORDER BY count(*) DESC, temperature LIMIT 1
+    """  # noqa: S608 (constants only)
 )
 
 
-def usual_temperature(
+def usual_sampling(
     session: Session, *, server: str, target: str, version: str, oldest: datetime
-) -> float | None:
-    """The sampling temperature that most of the newest requests had; None where no record tells."""
-    temperature: float | None = session.scalar(
-        _USUAL_TEMPERATURE,
+) -> Sampling | None:
+    """That of most of the newest requests; None where no record tells a temperature."""
+    row = session.execute(
+        _USUAL_SAMPLING,
         {
             "server": server,
             "target": target,
@@ -314,8 +321,8 @@ def usual_temperature(
             "oldest": oldest,
             "newest": _NEWEST_REQUESTS,
         },
-    )
-    return temperature
+    ).one_or_none()
+    return None if row is None else Sampling(*row)
 
 
 def stream_ids(session: Session, server: str, target: str, version: str) -> list[int]:

@@ -51,7 +51,8 @@ class Distillation:
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     """Scoring of `drafts`, all on the same traffic. `temperature` is what the traffic was sampled at,
-    `acceptance_rule` that by which the server keeps draft tokens: rejection or match."""
+    `acceptance_rule` that by which the server keeps draft tokens: rejection or match; `verification`: token
+    or block."""
 
     target: Path
     drafts: Sequence[Path]
@@ -59,6 +60,7 @@ class Evaluation:
     num_speculative_tokens: int
     temperature: float
     acceptance_rule: str
+    verification: str
     threads: int
 
 
@@ -162,7 +164,7 @@ def evaluate(order: Evaluation, log: Path, should_stop: Callable[[], bool]) -> d
         arguments += ["--draft", str(draft)]
     arguments += ["--num-speculative-tokens", str(order.num_speculative_tokens)]
     arguments += ["--temperature", str(order.temperature), "--threads", str(order.threads)]
-    arguments += ["--acceptance-rule", order.acceptance_rule]
+    arguments += ["--acceptance-rule", order.acceptance_rule, "--verification", order.verification]
     return _measured(arguments, log, should_stop)
 
 

@@ -20,6 +20,7 @@ from driftguard_training.settings import (
     EvaluateSettings,
     Loss,
     ScoreSettings,
+    Verification,
 )
 
 NO_CORPUS = "none"
@@ -76,6 +77,7 @@ def _evaluate(parsed: argparse.Namespace) -> None:
         parsed.num_speculative_tokens,
         parsed.temperature,
         parsed.acceptance_rule,
+        parsed.verification,
     )
     _print_json(evaluate(settings))
 
@@ -171,6 +173,12 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
         default="rejection",
         help="rejection sampling of sampled drafts, or the likeliest token is drafted",
     )
+    parser.add_argument(
+        "--verification",
+        choices=get_args(Verification),
+        default="token",
+        help="what of sampled drafts is verified at once",
+    )
 
 
 def _add_score(parser: argparse.ArgumentParser) -> None:
@@ -178,7 +186,8 @@ def _add_score(parser: argparse.ArgumentParser) -> None:
         "Prints one JSON object per request. Traffic: JSON Lines of "
         + _TRAFFIC[:-1]
         + ', "temperature": float, "num_speculative_tokens": int}; where K varied, it is null, and '
-        + '"drafting_steps" lists the parts of the steps that drafted at least 1, 2, ... tokens'
+        + '"drafting_steps" lists the parts of the steps that drafted at least 1, 2, ... tokens; '
+        + '"verification" is "token", if it is not given, or "block"'
     )
     parser.add_argument("--target", type=Path, required=True, help="directory of the target")
     parser.add_argument("--draft", type=Path, required=True, help="directory of draft model or EAGLE-3 head")
