@@ -29,10 +29,12 @@ from driftguard.retraining.training.process import (
     CorpusOrder,
     Distillation,
     Evaluation,
+    HybridEvaluation,
     TrainingFailed,
     distil,
     evaluate,
     evaluate_corpora,
+    evaluate_hybrid,
     make_corpus,
 )
 from driftguard.retraining.training.traffic import Traffic, write_requests
@@ -162,6 +164,8 @@ def _store_candidate(job: Job, run_id: UUID, version: str, directory: Path) -> N
 def _measured(job: Job, kind: CandidateKind, files: Workspace, candidate: Path) -> dict[str, Any]:
     if kind == "model":
         return evaluate(_evaluation(job, files, candidate), files.log, job.should_stop)
+    if job.info.draft.method == "hybrid":
+        return evaluate_hybrid(_hybrid_evaluation(job, files, candidate), files.log, job.should_stop)
     serving = job.info.draft.directory
     if serving is None and _was_made_here(job):
         raise TrainingFailed(f"the files of corpus {job.info.draft.version}, in service, are gone")
@@ -174,6 +178,21 @@ def _measured(job: Job, kind: CandidateKind, files: Workspace, candidate: Path) 
         threads=job.settings.retraining.threads,
     )
     return evaluate_corpora(order, files.log, job.should_stop)
+
+
+def _hybrid_evaluation(job: Job, files: Workspace, candidate: Path) -> HybridEvaluation:
+    sampling = _sampling(job)
+    return HybridEvaluation(
+        target=_directory(job.info.target_directory, "target"),
+        draft=_directory(job.info.draft.directory, "model of the hybrid in service"),
+        corpora=(_directory(job.info.draft.corpus, "corpus in service"), candidate),
+        traffic=files.held_out,
+        least_match=job.info.suffix_min_match,
+        num_speculative_tokens=job.info.num_speculative_tokens,
+        temperature=sampling.temperature,
+        verification=sampling.verification,
+        threads=job.settings.retraining.threads,
+    )
 
 
 def _was_made_here(job: Job) -> bool:
@@ -191,7 +210,7 @@ def _evaluation(job: Job, files: Workspace, candidate: Path) -> Evaluation:
         num_speculative_tokens=job.info.num_speculative_tokens,
         temperature=sampling.temperature,
         acceptance_rule=_acceptance_rule(job),
-        verification="block" if sampling.at_once == "block" else "token",
+        verification=sampling.verification,
         threads=job.settings.retraining.threads,
     )
 

@@ -90,6 +90,21 @@ class CorporaEvaluation:
 
 
 @dataclass(frozen=True, slots=True)
+class HybridEvaluation:
+    """Scoring of corpora, each beside the same model. The rest as in Evaluation and CorporaEvaluation."""
+
+    target: Path
+    draft: Path
+    corpora: Sequence[Path]
+    traffic: Path
+    least_match: int
+    num_speculative_tokens: int
+    temperature: float
+    verification: str
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
 class Scoring:
     """Scoring of served requests, each with its own K and temperature."""
 
@@ -176,6 +191,17 @@ def evaluate_corpora(order: CorporaEvaluation, log: Path, should_stop: Callable[
     arguments += ["--num-speculative-tokens", str(order.num_speculative_tokens)]
     arguments += ["--single-tokens"] * order.single_tokens + ["--threads", str(order.threads)]
     return _measured(arguments, log, should_stop)
+
+
+def evaluate_hybrid(order: HybridEvaluation, log: Path, should_stop: Callable[[], bool]) -> dict[str, Any]:
+    """As `evaluate`."""
+    arguments = ["evaluate-hybrid", "--target", str(order.target), "--traffic", str(order.traffic)]
+    arguments += ["--draft", str(order.draft), "--least-match", str(order.least_match)]
+    for corpus in order.corpora:
+        arguments += ["--corpus", str(corpus)]
+    arguments += ["--num-speculative-tokens", str(order.num_speculative_tokens)]
+    arguments += ["--temperature", str(order.temperature), "--verification", order.verification]
+    return _measured([*arguments, "--threads", str(order.threads)], log, should_stop)
 
 
 def _measured(arguments: Sequence[str], log: Path, should_stop: Callable[[], bool]) -> dict[str, Any]:

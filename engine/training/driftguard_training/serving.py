@@ -19,9 +19,9 @@ is what vLLM, SGLang, TensorRT-LLM and llama.cpp do unless told otherwise. At T 
 That is verification token by token. Sampled drafts that are verified as a block (Sun et al. 2025) keep more.
 Of a step at s let r_s = 1 and r_{t+1} = min(1, r_t p_t(x_t) / q_t(x_t)): averaged over what is drafted behind
 it, a drafted run is kept with probability r of its end. So with the answer given, the step keeps its tokens
-up to x_t with probability r_{t+1} prod_{s <= i <= t} q_i(x_i) / p_i(x_i), whatever K is. That is the walk above
-with a_t = sum_v min(p_t, q_t / r_t) and b_t = min(1, q_t(x_t) / (p_t(x_t) r_t)), which depend on where the step
-started. By "match" and at T = 0 it is the same as token by token.
+up to x_t with probability r_{t+1} prod_{s <= i <= t} q_i(x_i) / p_i(x_i), whatever K is. That is the walk
+above with a_t = sum_v min(p_t, q_t / r_t) and b_t = min(1, q_t(x_t) / (p_t(x_t) r_t)), which depend on where
+the step started. By "match" and at T = 0 it is the same as token by token.
 
 Where K changed from step to step, counts per position tell how many of the steps drafted at least i tokens.
 These lengths are taken as drawn anew for each step, and only the first draft token of a step is counted:
@@ -180,8 +180,16 @@ class DraftedAnswer:
         known = [a for place in self._rules[rule] for a in place.single]
         return sum(known) / len(known) if known else 0.0
 
-    def counts(self, rule: AcceptanceRule, ends: Collection[int]) -> Expected:
-        """`ends`: tokens that end an answer."""
+    def singles(self, rule: AcceptanceRule) -> list[float]:
+        """Acceptance probability of a token that is drafted alone, of each of the answer; 0 where none can
+        be."""
+        place = self._rules[rule][0]
+        return [0.0] * place.first + place.single
+
+    def counts(
+        self, rule: AcceptanceRule, ends: Collection[int], guesses: Sequence[Guess | None] = ()
+    ) -> Expected:
+        """`ends`: tokens that end an answer. `guesses`: see `walk`."""
         places = self._rules[rule]
         return walk(
             [place.accepted for place in places],
@@ -190,6 +198,7 @@ class DraftedAnswer:
             is_cut=self._request.output_token_ids[-1] not in ends,
             first_only=self._request.num_speculative_tokens is None,
             undrafted=places[0].first,
+            guesses=guesses,
         )
 
     def score(self, ends: Collection[int]) -> Score:
@@ -197,6 +206,13 @@ class DraftedAnswer:
         surprise = (self._p * self._z).sum(-1) - self._z.gather(-1, answer).squeeze(-1)  # [outputs]
         rejection, match = self.counts("rejection", ends), self.counts("match", ends)
         return Score(rejection, match, float(surprise.sum()), len(answer))
+
+
+class Guess(NamedTuple):
+    """Draft tokens that are certain, and how many of them the answer begins with from there on."""
+
+    tokens: int
+    right: int
 
 
 class _Place(NamedTuple):
@@ -217,6 +233,7 @@ def walk(
     is_cut: bool,
     first_only: bool = False,
     undrafted: int = 0,
+    guesses: Sequence[Guess | None] = (),
 ) -> Expected:
     """From a_t and b_t of each position of the answer, at each place of a chain of drafts; the last place
     stands for those behind it. `lengths`: the parts of the steps that draft at least 1, 2, ... tokens, which
@@ -225,7 +242,8 @@ def walk(
     `is_cut`: the answer ended at its longest length, for which the engine drafts no more than it can keep.
     Otherwise the last token ended it, and what was drafted behind that counts as drafted. `first_only`: of
     each step the first draft token alone is counted. `undrafted`: steps that start at one of so many first
-    positions draft nothing.
+    positions draft nothing. `guesses`: at each position, if there are any: a step that starts there offers
+    these instead.
     """
     length = len(accepted[0])
     more = [now / before for before, now in pairwise([1.0, *lengths])]
@@ -234,6 +252,14 @@ def walk(
     for start in range(length):
         reached = starts[start]
         count = min(len(lengths), length - start - 1) if is_cut else len(lengths)
+        if guesses and (guess := guesses[start]) is not None:
+            count = min(count, guess.tokens)
+            kept_now = min(guess.right, count)
+            drafted += reached * count
+            expected += reached * kept_now
+            of_answer += reached * kept_now
+            starts[start + kept_now + 1] += reached
+            continue
         count = 0 if start < undrafted else count
         drafted += reached * sum(lengths[: min(count, 1) if first_only else count])
         for place in range(start, min(start + count, length)):

@@ -73,6 +73,21 @@ class EvaluateCorporaSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class EvaluateHybridSettings:
+    """As EvaluateCorporaSettings, beside the model `draft`, which drafts where the longest match has fewer
+    than `least_match` tokens."""
+
+    target: Path
+    draft: Path
+    corpora: tuple[Path | None, ...]
+    traffic: Path
+    least_match: int
+    num_speculative_tokens: int = 4
+    temperature: float = 1.0
+    verification: Verification = "token"
+
+
+@dataclass(frozen=True, slots=True)
 class ScoreSettings:
     """Served requests, each with its own K and temperature, and the models that are said to serve them."""
 
