@@ -17,7 +17,7 @@ from driftguard.cost import Cost
 from driftguard.diagnosis import CONFIDENCE_MEANS, Cause, Confidence
 from driftguard.incident_lifecycle import State
 from driftguard.incidents import aftermath
-from driftguard.incidents.aftermath import Aftermath
+from driftguard.incidents.aftermath import Aftermath, HalfRecovery
 from driftguard.incidents.message import cost_percent, summary
 from driftguard.records.documents.incident import ChangedSegment, IncidentEvidence, positions_of
 from driftguard.records.positions import Positions
@@ -107,6 +107,11 @@ class IncidentModel(FrozenModel):
         description="How long it lasted, when it was detected and mitigated, what it cost in tokens; null "
         "while it is open."
     )
+    half_recovery: HalfRecovery | None = Field(
+        description="When half of the fall was shown to be won back: since the move was confirmed, "
+        "opened_at, and since the draft came into service; null where it is not shown, or no draft was "
+        "promoted for it."
+    )
     level_accepted: bool = Field(description="It was resolved because the new level is normal.")
 
     @classmethod
@@ -191,4 +196,5 @@ def _facts(incident: Incident, stream: Stream) -> dict[str, Any]:
         "cost": incident.evidence.cost,
         "diagnosis": DiagnosisModel.of(incident),
         "aftermath": aftermath.of(incident),
+        "half_recovery": aftermath.half_recovery(incident),
     }

@@ -153,6 +153,7 @@ def proxy(
 class DemoMethod(StrEnum):
     DRAFT_MODEL = "draft_model"
     EAGLE3 = "eagle3"
+    SUFFIX = "suffix"
 
 
 @app.command()
@@ -167,7 +168,10 @@ def demo(
     seed: Annotated[int, typer.Option(help="Seed of the traffic.")] = 0,
     log_dir: Annotated[Path | None, typer.Option(help="Keep the logs of engine and sidecar here.")] = None,
     method: Annotated[
-        DemoMethod, typer.Option(help="What drafts: the bundled draft model, or the bundled EAGLE-3 head.")
+        DemoMethod,
+        typer.Option(
+            help="What drafts: the bundled draft model, the bundled EAGLE-3 head, or suffix lookup."
+        ),
     ] = DemoMethod.DRAFT_MODEL,
 ) -> None:
     """Show the whole loop on this machine: traffic, drift, page, retraining, recovery (about 4 minutes)."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from driftguard.demo.stages import ROUTES, Facts
+from driftguard.demo.stages import Facts
 
 PHASES = ("without speculation", "before", "during", "after")
 
@@ -17,7 +17,8 @@ def summary_table(facts: Facts) -> Table:
     """Acceptance per route and tokens per second of each phase, measured in this run."""
     table = Table(title="What happened, measured in this run")
     table.add_column("phase")
-    for route in ROUTES:
+    routes = tuple(facts.acceptance["before"])
+    for route in routes:
         table.add_column(f"acceptance, {route}", justify="right")
     table.add_column("tokens/s", justify="right")
     table.add_column("against before", justify="right")
@@ -28,7 +29,7 @@ def summary_table(facts: Facts) -> Table:
         speed = facts.tokens_per_second[phase]
         table.add_row(
             phase,
-            *(_number(facts.acceptance[phase][route], ".2f") for route in ROUTES),
+            *(_number(facts.acceptance[phase][route], ".2f") for route in routes),
             _number(speed, ".0f"),
             f"{100 * (speed / before - 1):+.0f}%" if speed and before else "-",
         )

@@ -19,6 +19,7 @@ from driftguard.demo import stages
 from driftguard.demo.processes import DATA, DemoFailed, free_url, sidecar_config, start_engine, start_sidecar
 from driftguard.demo.receiver import Receiver
 from driftguard.demo.report import summary_table, write_json
+from driftguard.demo.scenes import OF_LOOKUPS, OF_MODELS
 from driftguard.demo.sidecar_client import SidecarClient
 from driftguard.demo.stages import Facts, Loop
 from driftguard.demo.traffic import Load, Traffic
@@ -35,6 +36,12 @@ STORY: tuple[tuple[str, str, Callable[[Loop, Stage], dict[str, Any]]], ...] = (
     ("page", "Page", stages.page),
     ("retrain", "Retrain, gate, promote", stages.retrain),
     ("recovery", "Watch the new draft", stages.recovery),
+)
+# Nothing is drafted by lookup of what was never seen.
+STORY_OF_LOOKUPS = (
+    STORY[0],
+    ("first_corpus", "Known traffic: make a first corpus", stages.first_corpus),
+    *STORY[1:],
 )
 
 
@@ -101,7 +108,7 @@ def _play(options: DemoOptions, console: Console, facts: Facts, directory: Path,
             loop = _start(options, screen, facts, directory, stack)
             stage.note = f"status page: {loop.sidecar.base_url}/"
         facts.stages["start"] = {"seconds": stage.seconds}
-        for name, title, play in STORY:
+        for name, title, play in STORY_OF_LOOKUPS if loop.scene is OF_LOOKUPS else STORY:
             with screen.stage(name, title) as stage:
                 facts.stages[name] = play(loop, stage)
             facts.stages[name]["seconds"] = stage.seconds
@@ -128,7 +135,15 @@ def _start(options: DemoOptions, screen: Screen, facts: Facts, directory: Path, 
     if receiver is not None:
         stack.callback(receiver.close)
     engine_url, sidecar_url = free_url(), free_url()
-    traffic = Traffic(engine_url, Load(stages.EVEN_MIX, stages.KNOWN), options.seed)
+    scene = OF_LOOKUPS if options.method == "suffix" else OF_MODELS
+    traffic = Traffic(
+        engine_url,
+        Load(scene.weights, scene.known),
+        options.seed,
+        temperature=scene.temperature,
+        asked_again=scene.prompts,
+        fresh=scene.fresh,
+    )
     webhooks = [receiver.url] if receiver else []
     alertmanagers = [options.alertmanager_url] if options.alertmanager_url else []
     config = sidecar_config(directory, engine_url, sidecar_url, webhooks, alertmanagers)
@@ -136,13 +151,14 @@ def _start(options: DemoOptions, screen: Screen, facts: Facts, directory: Path, 
     stack.callback(sidecar.stop)
     engine = start_engine(directory, engine_url, sidecar_url, options.method)
     stack.callback(engine.stop)
-    traffic.prepare(("python", "prose", "headers"))
+    traffic.prepare(scene.all_domains)
     stack.callback(traffic.stop)
     engine.wait_ready(f"{engine_url}/health", START_SECONDS)
     sidecar.wait_ready(f"{sidecar_url}/readyz", START_SECONDS)
     screen.traffic = traffic
     screen.state = "running"
-    return Loop(screen, traffic, SidecarClient(sidecar_url), receiver, options.alertmanager_url, facts)
+    client = SidecarClient(sidecar_url)
+    return Loop(screen, traffic, client, receiver, options.alertmanager_url, facts, scene)
 
 
 def _stay(console: Console, loop: Loop) -> None:

@@ -38,6 +38,11 @@ class SidecarClient:
     def incident(self, incident_id: str) -> dict[str, Any]:
         return self._get(f"/api/v1/incidents/{incident_id}")
 
+    def retrain(self, server: str) -> None:
+        """Asks for a retraining, although no incident calls for one."""
+        body = {"server": server, "force": True}
+        httpx.post(f"{self.base_url}/api/v1/retrain", json=body, timeout=10.0).raise_for_status()
+
     def newest_run(self) -> dict[str, Any] | None:
         runs: list[dict[str, Any]] = self._get("/api/v1/retrain-runs")["runs"]
         return runs[0] if runs else None

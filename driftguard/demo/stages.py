@@ -12,17 +12,12 @@ from typing import Any
 import httpx
 
 from driftguard.alerting.alertmanager import ALERTNAME
-from driftguard.demo.processes import DemoFailed
+from driftguard.demo.processes import SERVER, DemoFailed
 from driftguard.demo.receiver import Receiver
+from driftguard.demo.scenes import OF_MODELS, Scene
 from driftguard.demo.sidecar_client import SidecarClient, wait_for
 from driftguard.demo.traffic import Answer, Load, Traffic, acceptance_rate, tokens_per_second
 from driftguard.demo.view import Screen, Stage
-
-ROUTES = ("code", "docs")
-KNOWN = {"code": "python", "docs": "prose"}
-DRIFTED = {"code": "headers", "docs": "prose"}
-EVEN_MIX = {"code": 0.5, "docs": 0.5}
-SHIFTED_MIX = {"code": 0.85, "docs": 0.15}
 
 BASELINE_SECONDS = 240.0
 MIX_REQUESTS = 100
@@ -32,6 +27,7 @@ PAGE_SECONDS = 20.0
 RETRAIN_SECONDS = 480.0
 RECOVERY_SECONDS = 180.0
 REFERENCE_REQUESTS = 30  # without speculation
+CORPUS_REQUESTS = 200
 MEASURED_REQUESTS = 100  # at the end
 SCORING = "scoring requests captured before and after the fall: is it the traffic, or the engine?"
 BACKGROUND_PAUSE_SECONDS = 1.0  # between requests of one worker while the draft trains on the same cores
@@ -60,12 +56,13 @@ class Loop:
     receiver: Receiver | None
     alertmanager_url: str | None
     facts: Facts
+    scene: Scene = OF_MODELS
 
     def measure(self, name: str, answers: list[Answer]) -> None:
         """Acceptance per route and tokens per second of these answers, under this name."""
         self.facts.acceptance[name] = {
             route: acceptance_rate([answer for answer in answers if answer.route == route])
-            for route in ROUTES
+            for route in self.scene.routes
         }
         self.facts.tokens_per_second[name] = tokens_per_second(answers)
 
@@ -80,7 +77,7 @@ class Loop:
 
 def without_speculation(loop: Loop, stage: Stage) -> dict[str, Any]:
     """The same engine without a draft: the speed that drift approaches from above."""
-    loop.traffic.load = Load(EVEN_MIX, KNOWN, speculation=False)
+    loop.traffic.load = Load(loop.scene.weights, loop.scene.known, speculation=False)
     loop.traffic.start()
     answers = loop.wait_for_answers(REFERENCE_REQUESTS, ANSWERS_SECONDS)
     loop.traffic.pause()
@@ -89,19 +86,45 @@ def without_speculation(loop: Loop, stage: Stage) -> dict[str, Any]:
     return {"requests": len(answers)}
 
 
+def first_corpus(loop: Loop, stage: Stage) -> dict[str, Any]:
+    """Of known traffic, by a retraining that was asked for."""
+    start = len(loop.traffic.answers)
+    loop.traffic.load = Load(loop.scene.weights, loop.scene.known)
+    loop.traffic.resume()
+    loop.wait_for_answers(CORPUS_REQUESTS, ANSWERS_SECONDS)
+    time.sleep(2.0)  # the last of them must have been stored
+    loop.sidecar.retrain(SERVER)
+
+    def ended() -> dict[str, Any] | None:
+        run = loop.sidecar.newest_run()
+        if run is None:
+            return None
+        stage.note = run["state"]
+        if run["state"] in ("rejected", "failed", "nothing_to_do"):
+            raise DemoFailed(f"the first corpus: {run['state']}: {run['reason']}")
+        return run if run["state"] in ("watching", "promoted") else None
+
+    run = wait_for("a first corpus", RETRAIN_SECONDS, ended)
+    stage.note = f"corpus {run['candidate_version']}, of {len(loop.traffic.answers) - start} answers"
+    return {"run_id": run["id"], "version": run["candidate_version"]}
+
+
 def baseline(loop: Loop, stage: Stage) -> dict[str, Any]:
     """Traffic that the draft knows, until every route has a baseline."""
     start = len(loop.traffic.answers)
-    loop.traffic.load = Load(EVEN_MIX, KNOWN)
+    loop.traffic.load = Load(loop.scene.weights, loop.scene.known)
     loop.traffic.resume()
 
     def ready() -> dict[str, Any] | None:
         stream = loop.sidecar.stream_in_service()
         verdicts = {item["segment"]: item["verdict"] for item in stream["segments"]} if stream else {}
-        stage.note = "  ".join(f"{route}: {verdicts.get(route, 'no data yet')}" for route in ROUTES)
+        stage.note = "  ".join(
+            f"{route}: {verdicts.get(route, 'no data yet')}" for route in loop.scene.judged
+        )
         return (
             stream
-            if stream and all(verdicts.get(route) in ("steady", "off_baseline") for route in ROUTES)
+            if stream
+            and all(verdicts.get(route) in ("steady", "off_baseline") for route in loop.scene.judged)
             else None
         )
 
@@ -116,7 +139,7 @@ def baseline(loop: Loop, stage: Stage) -> dict[str, Any]:
 
 def mix_shift(loop: Loop, stage: Stage) -> dict[str, Any]:
     """Another mix of the same routes: the aggregate acceptance changes, and no alarm may be raised."""
-    loop.traffic.load = Load(SHIFTED_MIX, KNOWN)
+    loop.traffic.load = Load(loop.scene.shifted, loop.scene.known)
     answers = loop.wait_for_answers(MIX_REQUESTS, ANSWERS_SECONDS)
     time.sleep(2.0)  # the last of them must have been folded before `no incident` means something
     incidents = loop.sidecar.incidents()
@@ -129,7 +152,7 @@ def mix_shift(loop: Loop, stage: Stage) -> dict[str, Any]:
 
 def drift(loop: Loop, stage: Stage) -> dict[str, Any]:
     """One route receives text that the draft has never seen; the detector is not informed of it."""
-    loop.traffic.load = Load(EVEN_MIX, DRIFTED)
+    loop.traffic.load = Load(loop.scene.weights, loop.scene.drifted)
     shifted_at, answered_before = time.time(), len(loop.traffic.answers)
     loop.screen.state = "traffic has shifted; the detector is not informed"
 
@@ -190,6 +213,7 @@ def retrain(loop: Loop, stage: Stage) -> dict[str, Any]:
     """The sidecar collects, distils, gates and promotes; requests continue meanwhile."""
     start = len(loop.traffic.answers)
     told: list[str] = []
+    first = loop.facts.stages.get("first_corpus", {}).get("run_id")
 
     def tell(state: str, text: str) -> None:
         if state not in told:
@@ -198,7 +222,7 @@ def retrain(loop: Loop, stage: Stage) -> dict[str, Any]:
 
     def ended() -> dict[str, Any] | None:
         run = loop.sidecar.newest_run()
-        if run is None:
+        if run is None or run["id"] == first:
             tell("scoring", SCORING)
             stage.note = f"{len(loop.traffic.answers) - start} more requests"
             return None
@@ -240,4 +264,8 @@ def recovery(loop: Loop, stage: Stage) -> dict[str, Any]:
     state = incident["state"].replace("_", " ")
     loop.screen.state = f"incident {state}"
     stage.note = f"{state}; {incident['transitions'][-1]['reason']}"
-    return {"state": state, "transitions": incident["transitions"]}
+    return {
+        "state": state,
+        "half_recovery": incident["half_recovery"],
+        "transitions": incident["transitions"],
+    }

@@ -17,7 +17,7 @@ import httpx
 from driftguard_training.corpus import prompts
 
 PROMPT_CHARACTERS = 160
-PROMPTS_PER_DOMAIN = 3_000
+FRESH_PROMPTS = 3_000  # of each domain
 REQUEST_TIMEOUT_SECONDS = 60.0
 
 
@@ -53,6 +53,8 @@ class Traffic:
     seed: int
     max_tokens: int = 64
     temperature: float = 1.0
+    asked_again: int = FRESH_PROMPTS  # prompts of each domain that are asked again and again
+    fresh: float = 0.0  # part of the requests that have another one
     concurrency: int = 4
     pause_seconds: float = 0.0  # between two requests of one worker, for background traffic
     answers: list[Answer] = field(default_factory=list)
@@ -66,7 +68,7 @@ class Traffic:
         """Cuts the prompts. Raises driftguard_training's error if a domain has no text on this machine."""
         for domain in domains:
             self._prompts[domain] = prompts(
-                domain, PROMPTS_PER_DOMAIN, self.seed, characters=PROMPT_CHARACTERS, split="heldout"
+                domain, FRESH_PROMPTS, self.seed, characters=PROMPT_CHARACTERS, split="heldout"
             )
 
     def start(self) -> None:
@@ -117,9 +119,10 @@ class Traffic:
         load = self.load
         [route] = choice.choices(list(load.weights), weights=list(load.weights.values()))
         domain = load.domains[route]
+        known = self._prompts[domain]
         body = {
             "model": "target",
-            "prompt": choice.choice(self._prompts[domain]),
+            "prompt": choice.choice(known if choice.random() < self.fresh else known[: self.asked_again]),
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
             "seed": choice.getrandbits(31),

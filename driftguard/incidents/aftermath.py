@@ -32,6 +32,32 @@ class Aftermath:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class HalfRecovery:
+    """When a promoted draft was shown to have won back half of the fall in every changed segment, by the same
+    bets as a recovery: since the incident was opened, that is, since the move was confirmed, and since the
+    draft came into service."""
+
+    since_confirmed_seconds: float
+    since_promoted_seconds: float
+
+    @property
+    def text(self) -> str:
+        return (
+            f"half of the fall was won back {duration(self.since_confirmed_seconds)} after it was confirmed, "
+            f"{duration(self.since_promoted_seconds)} after the promotion"
+        )
+
+
+def half_recovery(incident: Incident) -> HalfRecovery | None:
+    """None where it is not shown."""
+    told = incident.evidence.mitigation
+    if told is None or told.half_at is None or told.promoted_at is None:
+        return None
+    seconds = (max((told.half_at - at).total_seconds(), 0.0) for at in (incident.opened_at, told.promoted_at))
+    return HalfRecovery(*seconds)
+
+
 def of(incident: Incident) -> Aftermath | None:
     """None while it is open.
 
@@ -50,6 +76,8 @@ def of(incident: Incident) -> Aftermath | None:
         tokens_lost = Interval(*(tokens * part / (1.0 - part) for part in (lost.value, lost.low, lost.high)))
     lasted = _since(incident, incident.resolved_at)
     text = _times(lasted, detected, mitigated)
+    if (half := half_recovery(incident)) is not None:
+        text += f"; {half.text}"
     if incident.direction != "up":
         text += f"; {_cost(tokens_lost, basis)}"
     text += "."

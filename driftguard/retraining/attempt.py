@@ -29,16 +29,19 @@ from driftguard.retraining.training.process import (
     CorpusOrder,
     Distillation,
     Evaluation,
+    HybridEvaluation,
     TrainingFailed,
     distil,
     evaluate,
     evaluate_corpora,
+    evaluate_hybrid,
     make_corpus,
 )
 from driftguard.retraining.training.traffic import Traffic, write_requests
 from driftguard.retraining.training.workspace import Workspace
 from driftguard.retraining.trigger import Call
 from driftguard.store import acceptance_levels, drafts, retrain_runs
+from driftguard.store.acceptance_levels import Sampling
 from driftguard.store.retrain_runs import RunLock
 
 _LOOK_BACK = timedelta(days=7)  # records from which the sampling temperature is read
@@ -161,6 +164,8 @@ def _store_candidate(job: Job, run_id: UUID, version: str, directory: Path) -> N
 def _measured(job: Job, kind: CandidateKind, files: Workspace, candidate: Path) -> dict[str, Any]:
     if kind == "model":
         return evaluate(_evaluation(job, files, candidate), files.log, job.should_stop)
+    if job.info.draft.method == "hybrid":
+        return evaluate_hybrid(_hybrid_evaluation(job, files, candidate), files.log, job.should_stop)
     serving = job.info.draft.directory
     if serving is None and _was_made_here(job):
         raise TrainingFailed(f"the files of corpus {job.info.draft.version}, in service, are gone")
@@ -175,6 +180,21 @@ def _measured(job: Job, kind: CandidateKind, files: Workspace, candidate: Path) 
     return evaluate_corpora(order, files.log, job.should_stop)
 
 
+def _hybrid_evaluation(job: Job, files: Workspace, candidate: Path) -> HybridEvaluation:
+    sampling = _sampling(job)
+    return HybridEvaluation(
+        target=_directory(job.info.target_directory, "target"),
+        draft=_directory(job.info.draft.directory, "model of the hybrid in service"),
+        corpora=(_directory(job.info.draft.corpus, "corpus in service"), candidate),
+        traffic=files.held_out,
+        least_match=job.info.suffix_min_match,
+        num_speculative_tokens=job.info.num_speculative_tokens,
+        temperature=sampling.temperature,
+        verification=sampling.verification,
+        threads=job.settings.retraining.threads,
+    )
+
+
 def _was_made_here(job: Job) -> bool:
     with job.database.session() as session:
         known = drafts.find(session, job.info.server, job.info.target, job.info.draft.version)
@@ -182,13 +202,15 @@ def _was_made_here(job: Job) -> bool:
 
 
 def _evaluation(job: Job, files: Workspace, candidate: Path) -> Evaluation:
+    sampling = _sampling(job)
     return Evaluation(
         target=_directory(job.info.target_directory, "target"),
         drafts=(_directory(job.info.draft.directory, "draft in service"), candidate),
         traffic=files.held_out,
         num_speculative_tokens=job.info.num_speculative_tokens,
-        temperature=_temperature(job),
+        temperature=sampling.temperature,
         acceptance_rule=_acceptance_rule(job),
+        verification=sampling.verification,
         threads=job.settings.retraining.threads,
     )
 
@@ -200,19 +222,19 @@ def _acceptance_rule(job: Job) -> str:
     return "match" if known.get(job.info.server) == "match" else "rejection"
 
 
-def _temperature(job: Job) -> float:
+def _sampling(job: Job) -> Sampling:
     with job.database.session() as session:
-        temperature = acceptance_levels.usual_temperature(
+        sampling = acceptance_levels.usual_sampling(
             session,
             server=job.info.server,
             target=job.info.target,
             version=job.info.draft.version,
             oldest=datetime.now(UTC) - _LOOK_BACK,
         )
-    if temperature is None:
+    if sampling is None:
         log.warning("no record tells the sampling temperature; the drafts are compared at 1.0")
-        return 1.0
-    return temperature
+        return Sampling(1.0, "token")
+    return sampling
 
 
 def _store_decision(job: Job, run_id: UUID, version: str, decision: Decision, numbers: RunNumbers) -> None:

@@ -161,11 +161,14 @@ def _nothing_to_make(job: Job) -> str:
     if engine_of(job.settings, job.info.server).update_engine == "sglang_ngram":
         return f"{told}, and a corpus is for ngram: its records must have that method (proxy --method ngram)"
     if draft.method == "hybrid":
-        return f"{told}: neither the model nor the corpus of a hybrid is retrained yet"
+        return (
+            f"{told}, and no corpus: of a hybrid that is what is made anew, the model stays. A first one is "
+            "put into service by POST /admin/drafts of the engine, or by --corpus"
+        )
     return (
         f"{told}: nothing can be made in its place. draft_model is trained for any server, eagle3, medusa, "
         "ssd and mirror for the built-in engine alone; a corpus is made for the built-in engine's suffix and "
-        "for an SGLang's ngram"
+        "hybrid, and for an SGLang's ngram"
     )
 
 

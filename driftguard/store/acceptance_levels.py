@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from datetime import datetime
-from typing import NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from sqlalchemy import select, text
 from sqlalchemy.orm import Session
@@ -13,6 +13,9 @@ from driftguard.records import Kind
 from driftguard.store.tables import Stream
 
 _NEWEST_REQUESTS = 1_000  # per segment: what the draft does now, not what it did months ago
+
+
+LOOKED_UP: Final = ("suffix", "hybrid")  # methods that draft as many tokens as a lookup finds
 
 
 class AcceptanceLevel(NamedTuple):
@@ -31,11 +34,12 @@ _LEVELS = text(
         SELECT r.segment, r.accepted::float8 / asked.tokens AS x,
                row_number() OVER (PARTITION BY r.segment ORDER BY r.seq DESC) AS age
         FROM records r JOIN streams s ON s.id = r.stream_id CROSS JOIN LATERAL (
-            SELECT CASE WHEN s.method = 'suffix'
+            SELECT CASE WHEN s.method = ANY(:looked_up)
                    THEN coalesce(r.steps * r.num_speculative_tokens, r.drafted) ELSE r.drafted END AS tokens
         ) AS asked
         WHERE s.server = :server AND s.target = :target AND s.draft_version = :version
           AND r.kind = 'request' AND asked.tokens > 0 AND r.ended_at >= :oldest
+          AND (CAST(:until AS timestamptz) IS NULL OR r.ended_at < :until)
           AND (r.segment <> ALL(CAST(:changed AS text[])) OR r.ended_at >= :since)
     ) AS newest
     WHERE age <= :newest
@@ -50,13 +54,15 @@ def levels(
     server: str,
     target: str,
     version: str,
-    changed: Collection[str],
-    since: datetime,
     oldest: datetime,
+    until: datetime | None = None,
+    changed: Collection[str] = (),
+    since: datetime | None = None,
 ) -> list[AcceptanceLevel]:
-    """Of the newest requests of each segment, from `oldest` on; of `changed` segments those since `since`.
+    """Of the newest requests of each segment, from `oldest` on and before `until`; of `changed` segments
+    those since `since`.
 
-    How many tokens a suffix lookup drafts depends on what it finds: x is then of all that K allows, so that
+    How many tokens a lookup drafts depends on what it finds: x is then of all that K allows, so that
     two corpora can be compared.
     """
     rows = session.execute(
@@ -68,7 +74,9 @@ def levels(
             "changed": list(changed),
             "since": since,
             "oldest": oldest,
+            "until": until,
             "newest": _NEWEST_REQUESTS,
+            "looked_up": list(LOOKED_UP),
         },
     )
     return [AcceptanceLevel._make(row) for row in rows]
@@ -288,25 +296,36 @@ def told_k(session: Session, stream_id: int, span: Span) -> set[int]:
     return set(session.scalars(_TOLD_K, given | {"kind": kind_of(session, stream_id)}))
 
 
-_USUAL_TEMPERATURE = text(
-    """
-    SELECT temperature FROM (
-        SELECT r.temperature FROM records r JOIN streams s ON s.id = r.stream_id
+class Sampling(NamedTuple):
+    """How requests are sampled, and what of their drafts is verified at once: token, block or tree."""
+
+    temperature: float
+    at_once: str
+
+    @property
+    def verification(self) -> Literal["token", "block"]:
+        return "block" if self.at_once == "block" else "token"
+
+
+_USUAL_SAMPLING = text(
+    f"""
+    SELECT temperature, at_once FROM (
+        SELECT r.temperature, {_AT_ONCE} FROM records r JOIN streams s ON s.id = r.stream_id
         WHERE s.server = :server AND s.target = :target AND s.draft_version = :version
           AND r.kind = 'request' AND r.temperature IS NOT NULL AND r.ended_at >= :oldest
         ORDER BY r.seq DESC LIMIT :newest
     ) AS newest
-    GROUP BY temperature ORDER BY count(*) DESC, temperature LIMIT 1
-    """
+    GROUP BY temperature, at_once ORDER BY count(*) DESC, temperature LIMIT 1
+    """  # noqa: S608 (constants only)
 )
 
 
-def usual_temperature(
+def usual_sampling(
     session: Session, *, server: str, target: str, version: str, oldest: datetime
-) -> float | None:
-    """The sampling temperature that most of the newest requests had; None where no record tells."""
-    temperature: float | None = session.scalar(
-        _USUAL_TEMPERATURE,
+) -> Sampling | None:
+    """That of most of the newest requests; None where no record tells a temperature."""
+    row = session.execute(
+        _USUAL_SAMPLING,
         {
             "server": server,
             "target": target,
@@ -314,8 +333,8 @@ def usual_temperature(
             "oldest": oldest,
             "newest": _NEWEST_REQUESTS,
         },
-    )
-    return temperature
+    ).one_or_none()
+    return None if row is None else Sampling(*row)
 
 
 def stream_ids(session: Session, server: str, target: str, version: str) -> list[int]:

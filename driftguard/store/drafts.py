@@ -17,7 +17,7 @@ from driftguard.store.tables import Draft
 
 DraftState = Literal["candidate", "rejected", "in_service", "retired", "rolled_back"]
 
-CORPORA: Final = ("suffix", "ngram")  # methods whose drafts hold captured text
+CORPORA: Final = ("suffix", "ngram", "hybrid")  # methods whose drafts, or a part of them, hold captured text
 
 
 class Cursor(NamedTuple):

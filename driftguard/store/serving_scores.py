@@ -39,6 +39,7 @@ class ServedCapture:
     num_speculative_tokens: int | None
     drafting_steps: tuple[float, ...]
     is_after: bool
+    verification: str  # token or block
 
 
 def attempts(session: Session, incident_ids: Collection[UUID]) -> dict[UUID, Attempt]:
@@ -100,7 +101,7 @@ _CAPTURED = text(
     """
     SELECT newest.record_id, newest.segment, newest.is_after, newest.prompt_token_ids AS prompt,
            newest.output_token_ids AS output, r.session, r.drafted, r.accepted, r.temperature,
-           r.num_speculative_tokens, r.steps, r.drafted_per_position
+           r.num_speculative_tokens, r.steps, r.drafted_per_position, r.verification
     FROM (
         SELECT *, captured_at >= :at AS is_after, row_number() OVER (
             PARTITION BY segment, captured_at >= :at ORDER BY captured_at DESC, id DESC) AS age
@@ -110,7 +111,7 @@ _CAPTURED = text(
           AND cardinality(prompt_token_ids) > 0 AND cardinality(output_token_ids) > 0
     ) AS newest
     JOIN LATERAL (
-        SELECT session, temperature, num_speculative_tokens, steps, drafted_per_position,
+        SELECT session, temperature, num_speculative_tokens, steps, drafted_per_position, verification,
                CASE WHEN num_speculative_tokens > 0 THEN drafted
                     ELSE drafted_per_position[1] END AS drafted,
                CASE WHEN num_speculative_tokens > 0 THEN accepted
@@ -151,6 +152,7 @@ def captured(session: Session, stream: Stream, changed: Sequence[str], at: datet
             row.num_speculative_tokens,
             () if row.num_speculative_tokens else _drafting_steps(row.steps, row.drafted_per_position),
             row.is_after,
+            "block" if row.verification == "block" else "token",
         )
         for row in session.execute(_CAPTURED, values)
     ]

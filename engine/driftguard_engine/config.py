@@ -8,8 +8,21 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Literal, get_args
 
-DRAFTERS = ("draft_model", "eagle3", "medusa", "ngram", "suffix", "hybrid", "ssd", "mirror", "none")
+DRAFTERS = (
+    "draft_model",
+    "eagle3",
+    "medusa",
+    "ngram",
+    "suffix",
+    "hybrid",
+    "ssd",
+    "mirror",
+    "tli",
+    "slem",
+    "none",
+)
 DRAFTS_AHEAD = ("ssd", "mirror")  # with a draft model, in a second process
+OTHER_VOCABULARY = ("tli", "slem")  # with a draft model of any tokenizer
 DRAFTERS_GROUP = "driftguard_engine.drafters"  # of entry points: further drafters, of installed packages
 ModelPath = Literal["auto", "generic"]
 Device = Literal["cpu", "cuda"]
@@ -27,8 +40,8 @@ class EngineConfig:
 
     drafter: one of DRAFTERS, or the name of an installed one.
     target, draft: local directories or hub names. The drafters "draft_model", "ssd" and "mirror" need a draft
-    model, "eagle3" a head and "medusa" heads that were trained for the target, "hybrid" a draft model or an
-    EAGLE-3 head, "suffix" may have the directory of a corpus.
+    model, "tli" and "slem" one of any tokenizer, "eagle3" a head and "medusa" heads that were trained for the
+    target, "hybrid" a draft model or an EAGLE-3 head, "suffix" may have the directory of a corpus.
     corpus: directory of a corpus, beside the draft of "hybrid".
     max_batch: slots, the most requests that run at once. max_length: tokens per slot, prompt and output
     together; the model's own context wins where it is shorter. max_waiting: requests queued for a slot.
@@ -122,7 +135,8 @@ class EngineConfig:
             raise InvalidConfig(
                 f"exit_layer: given with the drafter {self.drafter!r}, but only 'mirror' reads one"
             )
-        if self.drafter in ("draft_model", "eagle3", "medusa", "hybrid", *DRAFTS_AHEAD) and not self.draft:
+        drawn = ("draft_model", "eagle3", "medusa", "hybrid", *DRAFTS_AHEAD, *OTHER_VOCABULARY)
+        if self.drafter in drawn and not self.draft:
             raise InvalidConfig(
                 f"draft: missing; the drafter {self.drafter!r} needs a draft directory or hub name"
             )

@@ -27,6 +27,8 @@ class DrafterName(StrEnum):
     HYBRID = "hybrid"
     SSD = "ssd"
     MIRROR = "mirror"
+    TLI = "tli"
+    SLEM = "slem"
     NONE = "none"
 
 
@@ -71,7 +73,8 @@ class ModelOptions:
         _option(
             "Draft model with the same tokenizer, or with --drafter eagle3 a head and with --drafter medusa "
             "heads that were trained for the target: a directory or a hub name; with --drafter hybrid one of "
-            "the first two. With --drafter suffix a corpus, if there is one.",
+            "the first two, with tli and slem a draft model with any tokenizer. With --drafter suffix a "
+            "corpus, if there is one.",
             MODELS,
         ),
     ] = None
@@ -84,7 +87,8 @@ class ModelOptions:
             "What drafts: draft_model (a small model), eagle3 (a head that reads the target's hidden "
             "states), medusa (heads that read its last one, as a tree), ngram (lookup in the sequence), "
             "suffix (lookup there and in a corpus), hybrid (suffix lookup where it finds a long match, else "
-            "the draft), ssd and mirror (a draft model, in a second process beside the target), none, or an "
+            "the draft), ssd and mirror (a draft model, in a second process beside the target), tli and slem "
+            "(a draft model with another tokenizer: by tokens that both have, or by text), none, or an "
             "installed drafter by its name. "
             "Default: draft_model where there is a draft, else ngram.",
             MODELS,

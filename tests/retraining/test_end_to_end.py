@@ -16,7 +16,9 @@ import httpx
 import pytest
 import torch
 from driftguard_engine.options import BUNDLED
+from driftguard_training.lookup import make_corpus
 from driftguard_training.model_directories import model_version
+from driftguard_training.settings import CorpusSettings
 from sqlalchemy import update
 
 from driftguard.app import Sidecar, create_app
@@ -182,6 +184,40 @@ def test_a_drift_of_lookups_ends_with_a_corpus_in_service(
         f"the training changed nothing: the candidate equals draft {serving['version']}",
     )
     assert after["choices"][0]["text"] == before["choices"][0]["text"]
+
+
+def test_a_drift_of_a_hybrid_ends_with_another_corpus_beside_its_model_and_is_rolled_back(
+    database: Database, models: Models, tmp_path: Path
+) -> None:
+    corpus = make_corpus(CorpusSettings(models.target, models.old_traffic, tmp_path / "corpus"))
+    drafting = ("--drafter", "hybrid", "--draft", str(models.draft), "--corpus", str(tmp_path / "corpus"))
+    with real_engine(models, tmp_path / "engine.log", *drafting) as address:
+        parent = httpx.get(f"{address}/admin/info").json()["draft"]
+        assert parent["version"] == f"{model_version(models.draft)}+{corpus['version']}"
+        incident_id = repeated_traffic(database, models, parent["version"])
+        before = complete(address)
+        settings = make_settings(tmp_path / "data", address)
+        outcome = retrain(database, settings, trigger="incident", incident_id=incident_id)
+        assert outcome.state == "promoted", outcome.reason
+        assert "accepted of 4 draft tokens a step expected to go from" in outcome.reason
+        serving = httpx.get(f"{address}/admin/info").json()["draft"]
+        with database.session() as session:
+            stored = drafts.in_service(session, "engine-1", "target")
+        returned = roll_back(
+            database, settings, server="engine-1", draft_version=serving["version"], reason="slower"
+        )
+        after = httpx.get(f"{address}/admin/info").json()["draft"]
+        text = complete(address)
+    made = tmp_path / "data" / "drafts" / serving["version"]
+    assert (serving["method"], serving["directory"], serving["corpus"]) == (
+        "hybrid",
+        parent["directory"],
+        str(made),
+    )
+    assert stored is not None
+    assert stored.directory == str(made)  # the model is not ours to remove
+    assert {**after, "version": returned.version} == parent
+    assert text["choices"][0]["text"] == before["choices"][0]["text"]
 
 
 def test_a_drift_of_an_sglang_that_drafts_by_ngrams_ends_with_a_corpus_in_it(

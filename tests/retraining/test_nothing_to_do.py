@@ -99,10 +99,10 @@ def test_a_head_that_another_server_serves(drifted: Drifted, models: Models, tmp
     assert "eagle3, medusa, ssd and mirror for the built-in engine alone" in outcome.reason
 
 
-def test_a_hybrid(drifted: Drifted, engine: EngineStub) -> None:
-    """Its directory is that of a model, and it has a corpus: it is taken for neither."""
-    engine.serving = {"name": "h", "version": "h", "method": "hybrid", "directory": "/h", "corpus": "/c"}
-    assert "neither the model nor the corpus of a hybrid is retrained yet" in nothing(
+def test_a_hybrid_without_a_corpus(drifted: Drifted, engine: EngineStub) -> None:
+    """Its model stays, and it has no corpus that could be made anew."""
+    engine.serving = {"name": "h", "version": "h", "method": "hybrid", "directory": "/h", "corpus": None}
+    assert "has method hybrid, and no corpus: of a hybrid that is what is made anew" in nothing(
         retrain(drifted.database, drifted.settings)
     )
 

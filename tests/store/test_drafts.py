@@ -14,7 +14,8 @@ NOW = datetime.now(UTC)
 
 
 @pytest.mark.parametrize(
-    ("method", "goes"), [("suffix", True), ("ngram", True), ("draft_model", False), ("eagle3", False)]
+    ("method", "goes"),
+    [("suffix", True), ("ngram", True), ("hybrid", True), ("draft_model", False), ("eagle3", False)],
 )
 def test_what_holds_captured_text_goes_when_captures_do(database: Database, method: str, goes: bool) -> None:
     """A trained draft, of whatever kind, is kept as one to return to."""

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from sqlalchemy import select
 
-from driftguard.store import serving_scores
+from driftguard.store import acceptance_levels, serving_scores
 from driftguard.store.captures import CapturedRequest, insert_captures
 from driftguard.store.database import Database
 from driftguard.store.records import insert_batches
@@ -95,3 +95,23 @@ def test_where_k_varied_the_counts_per_position_tell_how_long_the_drafts_were(da
         (one,) = serving_scores.captured(session, stream, ["german"], AT)
     assert (one.num_speculative_tokens, one.drafting_steps) == (None, (0.8, 0.5, 0.2))
     assert (one.captured.drafted, one.captured.accepted) == (16, 9)
+
+
+def test_what_was_verified_at_once_is_told(database: Database) -> None:
+    served(database, 1, 1, verification="block")
+    served(database, 2, 2, verification="unknown")
+    with database.session() as session:
+        stream = session.scalars(select(Stream)).one()
+        found = serving_scores.captured(session, stream, ["german"], AT)
+    assert {UUID(one.captured.record_id).int: one.verification for one in found} == {1: "block", 2: "token"}
+
+
+def test_drafts_are_compared_as_most_requests_are_served(database: Database) -> None:
+    for number in range(3):
+        served(database, number, number, verification="block" if number else "token", temperature=0.5)
+    served(database, 9, 9, verification="greedy", temperature=0.0)
+    with database.session() as session:
+        usual = acceptance_levels.usual_sampling(
+            session, server="server-1", target="target-1", version="v1", oldest=AT - timedelta(days=1)
+        )
+    assert usual == (0.5, "block")

@@ -26,7 +26,7 @@ from driftguard_training.errors import BadTraffic
 from driftguard_training.evaluate import evaluate
 from driftguard_training.model_directories import load_model
 from driftguard_training.serving import DraftedAnswer, Expected, Score, score_batch, walk
-from driftguard_training.settings import EvaluateSettings
+from driftguard_training.settings import EvaluateSettings, Verification
 from driftguard_training.traffic import ServedRequest, read_served
 
 from tests.benchmarks.diagnosis.engine_figures import BUNDLED, changed, rounded
@@ -34,7 +34,7 @@ from tests.benchmarks.diagnosis.engine_figures import BUNDLED, changed, rounded
 KINDS = ("draft", "eagle3")
 V, END, K, LONGEST = 3, 0, 2, 4  # the last: tokens of an answer
 Answer = tuple[int, ...]
-Rule = Literal["rejection", "match"]
+Rule = Literal["rejection", "match", "block"]
 Law = Callable[[Answer], torch.Tensor]  # logits [V] after these tokens
 
 
@@ -79,7 +79,7 @@ def ways(
         return distribution(target(so_far), temperature).tolist()
 
     def q(so_far: Answer) -> list[float]:
-        return distribution(draft(so_far), temperature if rule == "rejection" else 0.0).tolist()
+        return distribution(draft(so_far), temperature if rule != "match" else 0.0).tolist()
 
     def step(way: Served) -> Iterator[Served]:
         done = len(way.answer) >= LONGEST or (not is_cut and way.answer[-1:] == (END,))
@@ -93,7 +93,31 @@ def ways(
                 if part * chance:
                     yield from verified(way, drafts, part * chance)
 
+    def verified_as_a_block(way: Served, drafts: Answer, chance: float) -> Iterator[Served]:
+        """By Algorithm 2 itself: the longest run whose coin falls well."""
+        ratio, ratios = 1.0, [1.0]
+        for place, token in enumerate(drafts):
+            before = way.answer + drafts[:place]
+            ratio = min(ratio * p(before)[token] / q(before)[token], 1.0)
+            ratios.append(ratio)
+        longer_fail = 1.0
+        for kept in range(len(drafts), -1, -1):
+            before, ratio = way.answer + drafts[:kept], ratios[kept]
+            left = [ratio * one for one in p(before)]
+            if kept < len(drafts):
+                left = [max(a - b, 0.0) for a, b in zip(left, q(before), strict=True)]
+            passes = ratio
+            if 0 < kept < len(drafts):
+                passes = sum(left) / (sum(left) + 1 - ratio) if sum(left) else 0.0
+            for token, own in enumerate(left):
+                if weight := chance * longer_fail * passes * own / (sum(left) or 1.0):
+                    yield from emitted_by(way, drafts, kept, token, weight)
+            longer_fail *= 1 - passes
+
     def verified(way: Served, drafts: Answer, chance: float) -> Iterator[Served]:
+        if rule == "block":
+            yield from verified_as_a_block(way, drafts, chance)
+            return
         for kept in range(len(drafts) + 1):
             before = way.answer + drafts[:kept]
             if kept:
@@ -108,19 +132,22 @@ def ways(
                 law_of_own = [one / (sum(left) or 1.0) for one in left]
             for token, own in enumerate(law_of_own):
                 if weight := chance * rejected * own:
-                    emitted = (*drafts[:kept], token)
-                    if not is_cut and END in emitted:
-                        emitted = emitted[: emitted.index(END) + 1]
-                    yield from step(
-                        Served(
-                            way.probability * weight,
-                            way.answer + emitted,
-                            way.drafted + len(drafts),
-                            way.accepted + min(kept, len(emitted)),
-                            way.first_drafted + (len(drafts) > 0),
-                            way.first_accepted + (kept > 0),
-                        )
-                    )
+                    yield from emitted_by(way, drafts, kept, token, weight)
+
+    def emitted_by(way: Served, drafts: Answer, kept: int, token: int, weight: float) -> Iterator[Served]:
+        emitted = (*drafts[:kept], token)
+        if not is_cut and END in emitted:
+            emitted = emitted[: emitted.index(END) + 1]
+        yield from step(
+            Served(
+                way.probability * weight,
+                way.answer + emitted,
+                way.drafted + len(drafts),
+                way.accepted + min(kept, len(emitted)),
+                way.first_drafted + (len(drafts) > 0),
+                way.first_accepted + (kept > 0),
+            )
+        )
 
     yield from step(Served(1.0, (), 0, 0))
 
@@ -132,26 +159,40 @@ def scored(
     temperature: float,
     *,
     is_cut: bool,
+    rule: Rule = "rejection",
     drafting_steps: Sequence[float] = (),
+    k: int = K,
 ) -> Score:
     logits = [torch.stack([of(answer[:place]) for place in range(len(answer))]) for of in (target, draft)]
-    k = None if drafting_steps else K
-    request = ServedRequest("", [1], list(answer), temperature, k, list(drafting_steps))
+    verification: Literal["token", "block"] = "block" if rule == "block" else "token"
+    fixed = None if drafting_steps else k
+    request = ServedRequest("", [1], list(answer), temperature, fixed, list(drafting_steps), verification)
     drafted = DraftedAnswer(request, logits[0].double())
     drafted.add(logits[1])
+    drafted.end()
     return drafted.score(() if is_cut else (END,))
 
 
-@pytest.mark.parametrize("is_cut", [True, False])
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-@pytest.mark.parametrize("rule", get_args(Rule))
+def expected_by(rule: Rule, score: Score) -> Expected:
+    return score.match if rule == "match" else score.rejection
+
+
+@pytest.mark.parametrize(
+    ("rule", "temperature", "is_cut"),
+    [
+        *itertools.product(("rejection", "match"), (0.0, 0.7, 1.0), (True, False)),
+        *itertools.product(["block"], (0.0, 0.7), [True]),
+    ],
+)
 def test_scores_are_what_a_faithful_engine_drafts_and_accepts(
     rule: Rule, temperature: float, is_cut: bool
 ) -> None:
     target, draft = law(1, ends_by_itself=not is_cut), law(2, ends_by_itself=False)
     every = list(ways(target, draft, temperature, is_cut=is_cut, rule=rule))
-    known = {one.answer: scored(one.answer, target, draft, temperature, is_cut=is_cut) for one in every}
-    of_rule: dict[Answer, Expected] = {answer: getattr(one, rule) for answer, one in known.items()}
+    known = {
+        one.answer: scored(one.answer, target, draft, temperature, is_cut=is_cut, rule=rule) for one in every
+    }
+    of_rule: dict[Answer, Expected] = {answer: expected_by(rule, one) for answer, one in known.items()}
 
     assert sum(one.probability for one in every) == pytest.approx(1.0)
     drafted, accepted = (
@@ -179,21 +220,22 @@ def test_of_each_answer_by_itself_what_the_engine_accepts_is_known(rule: Rule) -
         of_it = [one for one in every if one.answer == answer]
         weight = sum(one.probability for one in of_it)
         served = sum(one.probability * one.accepted for one in of_it) / weight
-        known: Expected = getattr(scored(answer, target, draft, 1.0, is_cut=True), rule)
+        known = expected_by(rule, scored(answer, target, draft, 1.0, is_cut=True, rule=rule))
         assert known.accepted_of_answer == pytest.approx(served, abs=1e-9)
         apart += weight * abs(known.accepted - served)
     assert apart > 0.1
 
 
 @pytest.mark.parametrize("is_cut", [True, False])
-@pytest.mark.parametrize("rule", get_args(Rule))
+@pytest.mark.parametrize("rule", ["rejection", "match"])
 def test_where_k_varies_the_first_draft_tokens_are_scored(rule: Rule, is_cut: bool) -> None:
     """A fifth of the steps drafts nothing, a half one token, and the others two."""
     target, draft = law(1, ends_by_itself=not is_cut), law(2, ends_by_itself=False)
     every = list(ways(target, draft, 0.7, is_cut=is_cut, rule=rule, lengths=(0.2, 0.5, 0.3)))
     known: dict[Answer, Expected] = {
-        one.answer: getattr(
-            scored(one.answer, target, draft, 0.7, is_cut=is_cut, drafting_steps=(0.8, 0.3)), rule
+        one.answer: expected_by(
+            rule,
+            scored(one.answer, target, draft, 0.7, is_cut=is_cut, rule=rule, drafting_steps=(0.8, 0.3)),
         )
         for one in every
     }
@@ -219,6 +261,23 @@ def test_a_request_that_does_not_tell_its_drafts_is_refused_by_its_line(
     file.write_text(json.dumps({**line, "num_speculative_tokens": k, "drafting_steps": steps}))
     with pytest.raises(BadTraffic, match=r"line 1: .*(num_speculative_tokens|drafting_steps|int|float)"):
         read_served(file)
+
+
+def test_a_block_of_three_is_scored_and_accepts_more_than_its_tokens_one_by_one() -> None:
+    target, draft = law(3, ends_by_itself=False), law(4, ends_by_itself=False)
+    every = list(ways(target, draft, 1.0, is_cut=True, rule="block", lengths=(0.0, 0.0, 0.0, 1.0)))
+    served, by_block, by_token = 0.0, 0.0, 0.0
+    known: dict[tuple[Answer, Rule], Expected] = {}
+    for one in every:
+        for rule in ("block", "rejection"):
+            if (one.answer, rule) not in known:
+                score = scored(one.answer, target, draft, 1.0, is_cut=True, rule=rule, k=3)
+                known[one.answer, rule] = score.rejection
+        served += one.probability * one.accepted
+        by_block += one.probability * known[one.answer, "block"].accepted
+        by_token += one.probability * known[one.answer, "rejection"].accepted
+    assert by_block == pytest.approx(served, abs=1e-9)
+    assert by_token < served - 0.02
 
 
 def test_the_rules_differ_but_for_greedy_requests() -> None:
@@ -256,7 +315,9 @@ def test_the_answers_of_another_target_surprise(temperature: float) -> None:
     assert surprise / LONGEST > 0.2
 
 
-def served(draft: Path, temperature: float, *, adaptive: bool = False) -> list[FinishedRequest]:
+def served(
+    draft: Path, temperature: float, *, adaptive: bool = False, verification: Verification = "token"
+) -> list[FinishedRequest]:
     """What the built-in engine makes of 24 prompts."""
     config = EngineConfig(
         str(BUNDLED / "target"),
@@ -266,6 +327,7 @@ def served(draft: Path, temperature: float, *, adaptive: bool = False) -> list[F
         max_batch=8,
         num_speculative_tokens=4,
         adaptive_k=adaptive,
+        verification=verification,
     )
     with mock.patch("driftguard_engine.models.loading.check_weights", return_value=None):
         engine = Engine(config)
@@ -307,7 +369,9 @@ def first_gaps(requests: list[FinishedRequest]) -> list[tuple[float, float]]:
     ]
 
 
-def gaps(requests: list[FinishedRequest], kind: str = "draft") -> list[tuple[float, float]]:
+def gaps(
+    requests: list[FinishedRequest], kind: str = "draft", verification: Verification | None = None
+) -> list[tuple[float, float]]:
     """(drafted, accepted) less what the bundled models account for, of each request."""
     target = load_model(BUNDLED / "target", "target")
     models = target, load_draft(BUNDLED / kind, target)
@@ -318,6 +382,7 @@ def gaps(requests: list[FinishedRequest], kind: str = "draft") -> list[tuple[flo
             list(one.output_token_ids),
             one.request.params.temperature,
             4,
+            verification=verification or ("block" if one.verification == "block" else "token"),
         )
         for one in requests
     ]
@@ -361,6 +426,16 @@ def test_the_engine_accepts_what_its_models_account_for(kind: str) -> None:
     sampled = torch.tensor(gaps(served(BUNDLED / kind, 0.7), kind))
     error = sampled.std(dim=0) / len(sampled) ** 0.5
     assert (sampled.mean(dim=0).abs() < 3 * error).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_engine_accepts_by_blocks_what_its_models_account_for(kind: str) -> None:
+    finished = served(BUNDLED / kind, 1.0, verification="block")
+    sampled = torch.tensor(gaps(finished, kind))
+    error = sampled.std(dim=0) / len(sampled) ** 0.5
+    assert (sampled.mean(dim=0).abs() < 3 * error).all()
+    by_token = torch.tensor(gaps(finished, kind, "token"))
+    assert by_token.mean(dim=0)[1] > 3 * by_token.std(dim=0)[1] / len(by_token) ** 0.5
 
 
 def test_a_quantised_draft_accepts_less_than_the_registered_one_accounts_for(tmp_path: Path) -> None:

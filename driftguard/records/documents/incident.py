@@ -131,10 +131,13 @@ class GoesOn:
 @dataclass(frozen=True, slots=True)
 class Mitigation:
     """The draft that was trained for an incident and is in service now. `recovered`: how far acceptance has
-    come back with it, in words; None until it is shown to be better than the old one."""
+    come back with it, in words; None until it is shown to be better than the old one. `half_at`: when every
+    changed segment was shown to have won back half of its fall, of which `promoted_at` was the beginning."""
 
     draft_version: str
     recovered: str | None = None
+    promoted_at: datetime | None = None
+    half_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -104,6 +104,7 @@ class OldLevel:
     variance: float  # between requests
     standard_error: float
     over_from: float | None = None  # mean from which on the fall is over; None: the baseline is not known
+    half_from: float | None = None  # mean from which on half of the fall is won back; None: as above
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,8 @@ class SegmentWatch:
     shown_better: bool  # stays true
     over: tuple[float, ...] = ()  # as long as the others from the first request on
     shown_over: bool = False  # stays true
+    half: tuple[float, ...] = ()  # as `over`
+    shown_half: bool = False  # stays true
 
     @property
     def acceptance(self) -> float | None:
@@ -137,6 +140,7 @@ class Watch:
     recovered: bool  # every changed segment is shown better
     verdict: Verdict
     over: bool = False  # every changed segment is shown to be back
+    half: bool = False  # every changed segment is shown to have won back half of its fall
 
 
 @dataclass(frozen=True, slots=True)

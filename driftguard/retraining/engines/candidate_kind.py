@@ -11,8 +11,8 @@ CandidateKind = Literal["model", "corpus", "corpus_as_texts"]
 
 
 def candidate_kind(settings: Settings, info: EngineInfo) -> CandidateKind | None:
-    """A model or a head is trained, a corpus is made of captured answers; SGLang takes it as texts. None:
-    neither.
+    """A model or a head is trained, a corpus is made of captured answers, for a hybrid the one beside its
+    model; SGLang takes it as texts. None: neither.
 
     Raises BadSettings: no such engine.
     """
@@ -20,6 +20,8 @@ def candidate_kind(settings: Settings, info: EngineInfo) -> CandidateKind | None
     if is_trained_here(info.draft.method, engine) and info.draft.directory is not None:
         return "model"
     if info.draft.method == "suffix" and engine.admin_url is not None:
+        return "corpus"
+    if info.draft.method == "hybrid" and info.draft.corpus is not None:
         return "corpus"
     if info.draft.method == "ngram" and engine.update_engine == "sglang_ngram":
         return "corpus_as_texts"

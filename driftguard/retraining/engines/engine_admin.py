@@ -24,12 +24,19 @@ class EngineRefused(DriftGuardError):
 
 
 class EngineDraft(msgspec.Struct, frozen=True):
-    """A draft that the engine has loaded. `directory` is None where there is no model (n-gram lookup)."""
+    """A draft that the engine has loaded. `directory` is None where there is no model (n-gram lookup);
+    `corpus`: that of a hybrid, beside its model."""
 
     name: str
     version: str
     method: str
     directory: str | None = None
+    corpus: str | None = None
+
+    @property
+    def renewed(self) -> str | None:
+        """The directory of what a retraining makes anew: of a hybrid its corpus, the model stays."""
+        return self.corpus if self.method == "hybrid" else self.directory
 
 
 class EngineInfo(msgspec.Struct, frozen=True):
@@ -40,6 +47,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     target_directory: str | None
     draft: EngineDraft
     num_speculative_tokens: int
+    suffix_min_match: int = 1
     drafts: list[EngineDraft] = []
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime
-from typing import cast
+from typing import Any, cast
 from uuid import UUID
 
 import structlog
@@ -26,10 +26,11 @@ def begin_mitigation(session: Session, incident_id: UUID | None, reason: str, at
             incidents.move(session, incident_id, "mitigating", reason, at)
 
 
-def tell_promotion(session: Session, incident_id: UUID | None, draft_version: str) -> None:
-    """A draft that was trained for the incident is in service."""
+def tell_promotion(session: Session, incident_id: UUID | None, draft_version: str, at: datetime) -> None:
+    """A draft that was trained for the incident is in service since `at`."""
     if incident_id is not None and (incident := incidents.lock(session, incident_id)) is not None:
-        incident.evidence = replace(incident.evidence, mitigation=Mitigation(draft_version))
+        mitigation = Mitigation(draft_version, promoted_at=at)
+        incident.evidence = replace(incident.evidence, mitigation=mitigation)
 
 
 def end_mitigation(session: Session, incident_id: UUID | None, reason: str, at: datetime) -> None:
@@ -44,19 +45,32 @@ def end_mitigation(session: Session, incident_id: UUID | None, reason: str, at: 
 
 
 def recover_in_part(
-    session: Session, incident_id: UUID | None, found: Mitigation, reason: str, at: datetime
+    session: Session, incident_id: UUID | None, recovered: str, reason: str, at: datetime
 ) -> None:
     """-> recovered_in_part; does nothing where it is resolved already."""
     if incident_id is not None and (incident := _unresolved(session, incident_id)) is not None:
         incidents.move(session, incident_id, "recovered_in_part", reason, at)
-        incident.evidence = replace(incident.evidence, mitigation=found)
+        _tell(incident, recovered=recovered)
         log.info("incident recovered in part", incident=str(incident_id), reason=reason)
 
 
-def tell_recovery(session: Session, incident_id: UUID | None, found: Mitigation) -> None:
+def tell_recovery(session: Session, incident_id: UUID | None, recovered: str) -> None:
     """How far it has recovered by now; does nothing where it is resolved."""
     if incident_id is not None and (incident := _unresolved(session, incident_id)) is not None:
-        incident.evidence = replace(incident.evidence, mitigation=found)
+        _tell(incident, recovered=recovered)
+
+
+def tell_half(session: Session, incident_id: UUID | None, at: datetime) -> None:
+    """Half of the fall is won back; does nothing where it is resolved."""
+    if incident_id is not None and (incident := _unresolved(session, incident_id)) is not None:
+        _tell(incident, half_at=at)
+
+
+def _tell(incident: Incident, **known: Any) -> None:
+    """Of the draft that was promoted for it."""
+    if incident.evidence.mitigation is not None:
+        mitigation = replace(incident.evidence.mitigation, **known)
+        incident.evidence = replace(incident.evidence, mitigation=mitigation)
 
 
 def resolve(

@@ -18,7 +18,7 @@ from driftguard.retraining.engines.engine_admin import EngineDraft
 from driftguard.retraining.ledger import incident_notes
 from driftguard.retraining.promotion import watch
 from driftguard.store import acceptance_levels, drafts, incidents, retrain_runs
-from driftguard.store.acceptance_levels import AcceptanceLevel
+from driftguard.store.acceptance_levels import LOOKED_UP, AcceptanceLevel
 from driftguard.store.tables import RetrainRun
 
 _LOOK_BACK = timedelta(days=7)  # records of the old draft that show its acceptance
@@ -60,7 +60,7 @@ def finish_promotion(
         retrain_runs.end(session, run.id, "promoted", reason, at)
         incident_notes.end_mitigation(session, run.incident_id, reason, at)
         return
-    incident_notes.tell_promotion(session, run.incident_id, draft.version)
+    incident_notes.tell_promotion(session, run.incident_id, draft.version, at)
     numbers = replace(numbers, watch=watch.start(levels, tolerance))
     retrain_runs.advance(session, run.id, "watching", numbers=numbers, reason=reason)
 
@@ -103,7 +103,7 @@ def put_in_service(
         version=draft.version,
         name=draft.name,
         method=draft.method,
-        directory=draft.directory,
+        directory=draft.renewed,
         at=at,
         former=former,
     )
@@ -124,13 +124,21 @@ def _old_levels(
         server=run.server,
         target=run.target,
         version=run.parent_version or "",
+        oldest=at - _LOOK_BACK,
         changed=set(changed),
         since=since,
-        oldest=at - _LOOK_BACK,
     )
     told: dict[str, float | None] = {name: _mean_before(change) for name, change in changed.items()}
-    if draft.method == "suffix":  # its levels are of all tokens that K allows, those of the incident are not
-        told = dict.fromkeys(told)
+    if draft.method in LOOKED_UP:  # its levels are of all tokens that K allows, those of the incident are not
+        before = acceptance_levels.levels(
+            session,
+            server=run.server,
+            target=run.target,
+            version=run.parent_version or "",
+            oldest=since - _LOOK_BACK,
+            until=since,
+        )
+        told = {row.segment: row.mean for row in before if row.segment in changed}
     return [
         _old_level(row, told.get(row.segment), minimum_drop, changed=row.segment in changed) for row in rows
     ]
@@ -140,7 +148,8 @@ def _old_level(row: AcceptanceLevel, before: float | None, minimum_drop: float, 
     # n equal requests cannot exclude a spread of 1/n, as in the detector's reference period
     error = math.sqrt(max(row.variance, 1 / row.requests) / row.requests)
     over_from = None if before is None else watch.over_from(before, row.mean, minimum_drop)
-    return OldLevel(row.segment, changed, row.requests, row.mean, row.variance, error, over_from)
+    half_from = None if before is None or before <= row.mean else (before + row.mean) / 2
+    return OldLevel(row.segment, changed, row.requests, row.mean, row.variance, error, over_from, half_from)
 
 
 def _mean_before(change: ChangedSegment) -> float | None:

@@ -6,10 +6,12 @@ driftguard.detection.statistics.bets (e >= .02, E[e] <= 1 under the claim, whate
 
     "no better here"   E[x | past] <= mean + 2 se                in one changed segment
     "not back here"    E[x | past] <= over_from                  in one changed segment
+    "not half back"    E[x | past] <= half_from                  in one changed segment
     "not worse"        E[x | past] >= mean - 2 se - tolerance    in every segment
 
 `over_from` is the level before the fall less what is left to be forgiven (`over_from`): a draft can be better
-than the old one and still far from that.
+than the old one and still far from that. `half_from` is halfway between the old draft's level and that before
+the fall.
 
 The wealth of a bet is the product of its e over the requests so far, started once, at the promotion; bets
 are averaged with equal weights. With an average of averages
@@ -22,7 +24,8 @@ it ever reaches 1/ALPHA with probability at most ALPHA if its claim is true, how
 Guarantee: a draft that is not worse than the old one (by `tolerance`, in any segment) is rolled back with
 probability at most ALPHA = 0.001 per promotion; an incident is declared recovered in part although some
 changed segment is no better with probability at most ALPHA, because every changed segment must show it, and
-likewise over although some changed segment accepts no more than its `over_from`.
+likewise over, or half won back, although some changed segment accepts no more than its `over_from` or
+`half_from`.
 Assumptions: the old means lie within two standard errors of what was measured, and the traffic of a
 segment stays as it was: a segment whose traffic changes for the worse during the watch counts against the
 new draft. Segments in which the old draft had fewer than MINIMUM_OLD_REQUESTS are not judged.
@@ -89,11 +92,16 @@ def _judge(watch: Watch, place: int, drafted: int, accepted: int) -> Watch:
     fall = factors(x, lower, variance, rise=False)[0]
     better = _grown(segment.better, rise)
     shown_better = segment.shown_better or _evidence(better) >= 1 / ALPHA
-    over, shown_over = segment.over or (1.0,) * BETS, segment.shown_over
-    if segment.old.over_from is not None:
-        back = np.clip([segment.old.over_from], 0.0, 1.0)
-        over = _grown(over, factors(x, back, variance, rise=True)[0])
-        shown_over = shown_over or _evidence(over) >= 1 / ALPHA
+
+    def back(wealth: tuple[float, ...], shown: bool, level: float | None) -> tuple[tuple[float, ...], bool]:
+        if level is None:
+            return wealth, shown
+        beyond = factors(x, np.clip([level], 0.0, 1.0), variance, rise=True)[0]
+        wealth = _grown(wealth or (1.0,) * BETS, beyond)
+        return wealth, shown or _evidence(wealth) >= 1 / ALPHA
+
+    over, shown_over = back(segment.over, segment.shown_over, segment.old.over_from)
+    half, shown_half = back(segment.half, segment.shown_half, segment.old.half_from)
     judged = SegmentWatch(
         segment.old,
         segment.requests + 1,
@@ -104,6 +112,8 @@ def _judge(watch: Watch, place: int, drafted: int, accepted: int) -> Watch:
         shown_better,
         over,
         shown_over,
+        half,
+        shown_half,
     )
     segments = (*watch.segments[:place], judged, *watch.segments[place + 1 :])
     pooled = _grown(watch.pooled_worse, fall)
@@ -132,8 +142,11 @@ def _conclude(watch: Watch) -> Watch:
     changed = [segment for segment in watch.segments if segment.old.changed]
     recovered = watch.recovered or (bool(changed) and all(segment.shown_better for segment in changed))
     over = watch.over or (recovered and all(_is_over(segment) for segment in changed))
+    half = watch.half or (bool(changed) and all(segment.shown_half for segment in changed))
     ended = watch.requests + watch.unjudged_requests >= WATCHED_REQUESTS
-    return replace(watch, recovered=recovered, over=over, verdict="stands" if ended else "watching")
+    return replace(
+        watch, recovered=recovered, over=over, half=half, verdict="stands" if ended else "watching"
+    )
 
 
 def _is_over(segment: SegmentWatch) -> bool:

@@ -14,11 +14,11 @@ import structlog
 from sqlalchemy.orm import Session
 
 from driftguard.incidents import recovery
-from driftguard.records.documents.incident import Mitigation
 from driftguard.records.documents.retraining_run import Watch
 from driftguard.retraining.ledger import incident_notes
 from driftguard.retraining.promotion import watch
 from driftguard.store import drafts, folding, incidents, retrain_runs
+from driftguard.store.acceptance_levels import LOOKED_UP
 from driftguard.store.folding import StoredRecord
 from driftguard.store.tables import RetrainRun, Stream
 
@@ -52,14 +52,14 @@ def watch_promoted(
     numbers = replace(retrain_runs.numbers_of(run), watch=now)
     retrain_runs.advance(session, run.id, "watching", numbers=numbers)
     at = datetime.now(UTC)
+    if now.half and not before.half:
+        incident_notes.tell_half(session, run.incident_id, at)
     if now.over and not before.over:
         _resolve(session, run, f"{_recovery(session, stream, run, now)}; {_UNTIL}", at)
     elif now.recovered and not now.over:
-        found = Mitigation(stream.draft_version, _recovery(session, stream, run, now))
+        found = _recovery(session, stream, run, now)
         if not before.recovered:
-            incident_notes.recover_in_part(
-                session, run.incident_id, found, f"{found.recovered}; {_UNTIL}", at
-            )
+            incident_notes.recover_in_part(session, run.incident_id, found, f"{found}; {_UNTIL}", at)
         elif now.requests.bit_length() > before.requests.bit_length():  # they have doubled
             incident_notes.tell_recovery(session, run.incident_id, found)
     if now.verdict == "worse":
@@ -69,9 +69,9 @@ def watch_promoted(
 
 
 def _asked_for(stream: Stream, row: StoredRecord) -> int:
-    """Draft tokens. How many a suffix lookup drafts depends on what it finds, so that all that K allows
+    """Draft tokens. How many a lookup drafts depends on what it finds, so that all that K allows
     count: as in `acceptance_levels.levels`."""
-    if stream.method == "suffix" and row.num_speculative_tokens is not None:
+    if stream.method in LOOKED_UP and row.num_speculative_tokens is not None:
         return row.steps * row.num_speculative_tokens
     return row.drafted
 
@@ -89,7 +89,7 @@ def _recovery(session: Session, stream: Stream, run: RetrainRun, state: Watch) -
     over 180 requests."""
     incident = None
     if (
-        run.incident_id is not None and stream.method != "suffix"
+        run.incident_id is not None and stream.method not in LOOKED_UP
     ):  # whose levels are not those of the incident
         incident = incidents.find(session, run.incident_id)[0]
     return f"draft {run.candidate_version} promoted: {recovery.told(state, incident)}"

@@ -51,7 +51,8 @@ class Distillation:
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     """Scoring of `drafts`, all on the same traffic. `temperature` is what the traffic was sampled at,
-    `acceptance_rule` that by which the server keeps draft tokens: rejection or match."""
+    `acceptance_rule` that by which the server keeps draft tokens: rejection or match; `verification`: token
+    or block."""
 
     target: Path
     drafts: Sequence[Path]
@@ -59,6 +60,7 @@ class Evaluation:
     num_speculative_tokens: int
     temperature: float
     acceptance_rule: str
+    verification: str
     threads: int
 
 
@@ -84,6 +86,21 @@ class CorporaEvaluation:
     traffic: Path
     num_speculative_tokens: int
     single_tokens: bool
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class HybridEvaluation:
+    """Scoring of corpora, each beside the same model. The rest as in Evaluation and CorporaEvaluation."""
+
+    target: Path
+    draft: Path
+    corpora: Sequence[Path]
+    traffic: Path
+    least_match: int
+    num_speculative_tokens: int
+    temperature: float
+    verification: str
     threads: int
 
 
@@ -162,7 +179,7 @@ def evaluate(order: Evaluation, log: Path, should_stop: Callable[[], bool]) -> d
         arguments += ["--draft", str(draft)]
     arguments += ["--num-speculative-tokens", str(order.num_speculative_tokens)]
     arguments += ["--temperature", str(order.temperature), "--threads", str(order.threads)]
-    arguments += ["--acceptance-rule", order.acceptance_rule]
+    arguments += ["--acceptance-rule", order.acceptance_rule, "--verification", order.verification]
     return _measured(arguments, log, should_stop)
 
 
@@ -174,6 +191,17 @@ def evaluate_corpora(order: CorporaEvaluation, log: Path, should_stop: Callable[
     arguments += ["--num-speculative-tokens", str(order.num_speculative_tokens)]
     arguments += ["--single-tokens"] * order.single_tokens + ["--threads", str(order.threads)]
     return _measured(arguments, log, should_stop)
+
+
+def evaluate_hybrid(order: HybridEvaluation, log: Path, should_stop: Callable[[], bool]) -> dict[str, Any]:
+    """As `evaluate`."""
+    arguments = ["evaluate-hybrid", "--target", str(order.target), "--traffic", str(order.traffic)]
+    arguments += ["--draft", str(order.draft), "--least-match", str(order.least_match)]
+    for corpus in order.corpora:
+        arguments += ["--corpus", str(corpus)]
+    arguments += ["--num-speculative-tokens", str(order.num_speculative_tokens)]
+    arguments += ["--temperature", str(order.temperature), "--verification", order.verification]
+    return _measured([*arguments, "--threads", str(order.threads)], log, should_stop)
 
 
 def _measured(arguments: Sequence[str], log: Path, should_stop: Callable[[], bool]) -> dict[str, Any]:

@@ -106,6 +106,7 @@ def write_served(path: Path, requests: Iterable[ServedCapture]) -> None:
                 "temperature": one.temperature,
                 "num_speculative_tokens": one.num_speculative_tokens,
                 "drafting_steps": one.drafting_steps,
+                "verification": one.verification,
             }
             file.write(encoder.encode(line) + b"\n")
 

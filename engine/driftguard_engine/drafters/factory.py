@@ -8,7 +8,13 @@ from pathlib import Path
 
 import torch
 
-from driftguard_engine.config import DRAFTERS, DRAFTS_AHEAD, EngineConfig, installed_drafters
+from driftguard_engine.config import (
+    DRAFTERS,
+    DRAFTS_AHEAD,
+    OTHER_VOCABULARY,
+    EngineConfig,
+    installed_drafters,
+)
 from driftguard_engine.core import DraftInfo, InvalidModel
 from driftguard_engine.drafters.ahead import AheadDrafter
 from driftguard_engine.drafters.ahead_worker import Settings
@@ -20,6 +26,7 @@ from driftguard_engine.drafters.hybrid import HybridDrafter
 from driftguard_engine.drafters.loaded import NO_DRAFT, LoadedDraft
 from driftguard_engine.drafters.medusa import MedusaDrafter
 from driftguard_engine.drafters.ngram import NgramDrafter
+from driftguard_engine.drafters.other_vocabulary import open_slem, open_tli
 from driftguard_engine.drafters.past_outputs import PastOutputs
 from driftguard_engine.drafters.state_file import SavedDraft, saved_draft
 from driftguard_engine.drafters.suffix import SuffixDrafter
@@ -36,12 +43,13 @@ from driftguard_engine.prefix_cache import PrefixCache
 
 logger = logging.getLogger(__name__)
 
-WITH_WEIGHTS = ("draft_model", "eagle3", "medusa", "hybrid", *DRAFTS_AHEAD)  # drafts in the device's memory
+# Methods whose drafts take the device's memory.
+WITH_WEIGHTS = ("draft_model", "eagle3", "medusa", "hybrid", *DRAFTS_AHEAD, *OTHER_VOCABULARY)
 _NAMES = {
     "suffix": "a corpus",
     "eagle3": "an EAGLE-3 head",
     "medusa": "a directory of Medusa heads",
-} | dict.fromkeys(("draft_model", *DRAFTS_AHEAD), "a draft model")
+} | dict.fromkeys(("draft_model", *DRAFTS_AHEAD, *OTHER_VOCABULARY), "a draft model")
 
 
 def _kind_of(directory: Path, drafter: str) -> str:
@@ -52,7 +60,7 @@ def _kind_of(directory: Path, drafter: str) -> str:
         return "medusa"
     if is_eagle3(directory):
         return "eagle3"
-    return drafter if drafter in DRAFTS_AHEAD else "draft_model"
+    return drafter if drafter in (*DRAFTS_AHEAD, *OTHER_VOCABULARY) else "draft_model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +206,10 @@ class DraftLoader:
         if ahead:
             placement = replace(placement, slots=placement.slots * (1 + self.config.prepared_outcomes))
         loaded = load(name, placement, field="draft")
+        if self.config.drafter == "tli":
+            return open_tli(self.target, loaded)
+        if self.config.drafter == "slem":
+            return open_slem(self.target, loaded)
         check_same_tokenizer(self.target.tokenizer, loaded.tokenizer, loaded.directory, field="draft")
         return self._ahead(loaded) if ahead else DraftModelDrafter(loaded.model)
 

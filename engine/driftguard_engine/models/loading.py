@@ -143,7 +143,8 @@ def check_same_tokenizer(target: Any, draft: Any, directory: Path, *, field: str
         token, token_id = different[0]
         raise InvalidModel(
             f"{field}: {directory} has another tokenizer than the target ({len(theirs)} and {len(ours)} "
-            f"tokens; the first difference is {token!r} = {token_id}); a draft must share the target's",
+            f"tokens; the first difference is {token!r} = {token_id}); a draft must share the target's, "
+            "except with --drafter tli or slem",
             field=field,
         )
     for name in SPECIAL_IDS:

@@ -76,6 +76,7 @@ def _info(service: Service) -> dict[str, Any]:
         "drafts": [asdict(draft) for draft in engine.drafts],
         "speculation": engine.speculation,
         "num_speculative_tokens": engine.config.num_speculative_tokens,
+        "suffix_min_match": engine.config.suffix_min_match,
         "drafting": asdict(engine.drafting.decision),
         "running": engine.running,
         "waiting": engine.waiting,

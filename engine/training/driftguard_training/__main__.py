@@ -17,9 +17,11 @@ from driftguard_training.settings import (
     CorpusSettings,
     DistillSettings,
     EvaluateCorporaSettings,
+    EvaluateHybridSettings,
     EvaluateSettings,
     Loss,
     ScoreSettings,
+    Verification,
 )
 
 NO_CORPUS = "none"
@@ -76,6 +78,7 @@ def _evaluate(parsed: argparse.Namespace) -> None:
         parsed.num_speculative_tokens,
         parsed.temperature,
         parsed.acceptance_rule,
+        parsed.verification,
     )
     _print_json(evaluate(settings))
 
@@ -106,6 +109,22 @@ def _evaluate_corpora(parsed: argparse.Namespace) -> None:
     _print_json(evaluate_corpora(settings))
 
 
+def _evaluate_hybrid(parsed: argparse.Namespace) -> None:
+    from driftguard_training.hybrid import evaluate_hybrid
+
+    settings = EvaluateHybridSettings(
+        parsed.target,
+        parsed.draft,
+        tuple(None if name == NO_CORPUS else Path(name) for name in parsed.corpus),
+        parsed.traffic,
+        parsed.least_match,
+        parsed.num_speculative_tokens,
+        parsed.temperature,
+        parsed.verification,
+    )
+    _print_json(evaluate_hybrid(settings))
+
+
 def _make_models(parsed: argparse.Namespace) -> None:
     from driftguard_training.make_models import make_models
 
@@ -118,6 +137,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
     "score": _score,
     "corpus": _corpus,
     "evaluate-corpora": _evaluate_corpora,
+    "evaluate-hybrid": _evaluate_hybrid,
     "make-models": _make_models,
 }
 
@@ -134,6 +154,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_score(commands.add_parser("score", help="what a faithful engine would have accepted of requests"))
     _add_corpus(commands.add_parser("corpus", help="make a corpus of captured answers"))
     _add_evaluate_corpora(commands.add_parser("evaluate-corpora", help="score corpora on logged answers"))
+    _add_evaluate_hybrid(commands.add_parser("evaluate-hybrid", help="score the corpora of a hybrid"))
     make = commands.add_parser("make-models", help="make the bundled tokenizer, target, draft and head")
     make.add_argument("--output", type=Path, required=True, help="directory that gets the models")
     make.add_argument("--seed", type=_whole(0), default=0)
@@ -171,6 +192,7 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
         default="rejection",
         help="rejection sampling of sampled drafts, or the likeliest token is drafted",
     )
+    _add_verification(parser)
 
 
 def _add_score(parser: argparse.ArgumentParser) -> None:
@@ -178,7 +200,8 @@ def _add_score(parser: argparse.ArgumentParser) -> None:
         "Prints one JSON object per request. Traffic: JSON Lines of "
         + _TRAFFIC[:-1]
         + ', "temperature": float, "num_speculative_tokens": int}; where K varied, it is null, and '
-        + '"drafting_steps" lists the parts of the steps that drafted at least 1, 2, ... tokens'
+        + '"drafting_steps" lists the parts of the steps that drafted at least 1, 2, ... tokens; '
+        + '"verification" is "token", if it is not given, or "block"'
     )
     parser.add_argument("--target", type=Path, required=True, help="directory of the target")
     parser.add_argument("--draft", type=Path, required=True, help="directory of draft model or EAGLE-3 head")
@@ -209,6 +232,31 @@ def _add_evaluate_corpora(parser: argparse.ArgumentParser) -> None:
         "--single-tokens",
         action="store_true",
         help="score no steps, and do not load and time the target: for a server that drafts in another way",
+    )
+
+
+def _add_evaluate_hybrid(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Prints one JSON object. Traffic: JSON Lines of " + _TRAFFIC
+    parser.add_argument("--target", type=Path, required=True, help="directory of the target")
+    parser.add_argument("--draft", type=Path, required=True, help="directory of draft model or EAGLE-3 head")
+    parser.add_argument(
+        "--corpus", required=True, action="append", help=f"directory, or '{NO_CORPUS}'; may be repeated"
+    )
+    parser.add_argument("--traffic", type=Path, required=True, help="logged target output")
+    parser.add_argument(
+        "--least-match", type=_whole(1), default=3, help="tokens of a match that is drafted from"
+    )
+    parser.add_argument("--num-speculative-tokens", type=_whole(1), default=4, help="draft K")
+    parser.add_argument("--temperature", type=_not_negative, default=1.0, help="0 is greedy")
+    _add_verification(parser)
+
+
+def _add_verification(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--verification",
+        choices=get_args(Verification),
+        default="token",
+        help="what of sampled drafts is verified at once",
     )
 
 

@@ -43,6 +43,7 @@ def evaluate(settings: EvaluateSettings) -> dict[str, object]:
             one.output_token_ids,
             settings.temperature,
             settings.num_speculative_tokens,
+            verification=settings.verification,
         )
         for one in requests
     ]
@@ -51,6 +52,7 @@ def evaluate(settings: EvaluateSettings) -> dict[str, object]:
         "num_speculative_tokens": settings.num_speculative_tokens,
         "temperature": settings.temperature,
         "acceptance_rule": settings.acceptance_rule,
+        "verification": settings.verification,
         "seconds_per_target_step": seconds_per_call(target.model, settings.num_speculative_tokens + 1),
         "drafts": [
             {

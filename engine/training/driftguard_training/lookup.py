@@ -110,15 +110,15 @@ def evaluate_corpora(settings: EvaluateCorporaSettings) -> dict[str, object]:
     most = 0 if settings.single_tokens else k
     drafts = []
     for directory in settings.corpora:
-        drafter = _drafter(directory, vocabulary)
+        drafter = corpus_drafter(directory, vocabulary)
         scores = [
-            _Score(_kept(drafter, request), *_walk(drafter, request, most, ends)) for request in requests
+            Score(_kept(drafter, request), *_walk(drafter, request, most, ends)) for request in requests
         ]
         drafts.append(
             {
                 "directory": None if directory is None else str(directory),
                 "seconds_per_draft_token": seconds and _seconds(drafter, requests, scores, k, seconds),
-                "segments": _segments(requests, scores, most),
+                "segments": scored_segments(requests, scores, most),
             }
         )
     step = None if seconds is None else seconds[0]
@@ -134,7 +134,7 @@ def _step_seconds(target: Path, k: int) -> tuple[float, float]:
 def _seconds(
     drafter: SuffixDrafter,
     requests: Sequence[TrafficRequest],
-    scores: Sequence[_Score],
+    scores: Sequence[Score],
     k: int,
     step_seconds: tuple[float, float],
 ) -> float:
@@ -145,13 +145,13 @@ def _seconds(
 
 
 @dataclass(frozen=True, slots=True)
-class _Score:
+class Score:
     """Of one answer. kept: the part of its tokens that a lookup behind the ones before drafts first."""
 
     kept: float
-    steps: int
-    proposed: int
-    accepted: int
+    steps: float
+    proposed: float
+    accepted: float
 
 
 def _kept(drafter: SuffixDrafter, request: TrafficRequest) -> float:
@@ -159,11 +159,11 @@ def _kept(drafter: SuffixDrafter, request: TrafficRequest) -> float:
     sequence, text = request.token_ids, packed(request.token_ids)
     answer = range(len(request.prompt_token_ids), len(sequence))
     places = answer[:: -(-len(answer) // _MOST_PLACES)]
-    right = sum(drafter.continuation(_until(text, at), 1) == [sequence[at]] for at in places)
+    right = sum(drafter.continuation(until(text, at), 1) == [sequence[at]] for at in places)
     return right / len(places)
 
 
-def _until(text: bytes, at: int) -> bytes:
+def until(text: bytes, at: int) -> bytes:
     """As much of the sequence before this token as is searched."""
     return text[max(at - SEARCHED, 0) * TOKEN_BYTES : at * TOKEN_BYTES]
 
@@ -178,15 +178,15 @@ def _walk(
     at, steps, drafted, accepted = len(request.prompt_token_ids), 0, 0, 0
     while at < len(sequence):
         most = min(k, len(sequence) - at - 1) if is_cut else k
-        tokens = drafter.continuation(_until(text, at), most)
+        tokens = drafter.continuation(until(text, at), most)
         right = len(list(takewhile(bool, map(eq, tokens, sequence[at:]))))
         steps, drafted, accepted = steps + 1, drafted + len(tokens), accepted + right
         at += right + 1
     return steps, drafted, accepted
 
 
-def _segments(
-    requests: Sequence[TrafficRequest], scores: Sequence[_Score], k: int
+def scored_segments(
+    requests: Sequence[TrafficRequest], scores: Sequence[Score], k: int
 ) -> list[dict[str, object]]:
     """What is called drafted is what K allows in these steps, so that corpora can be compared; what a lookup
     drafts of it is called proposed."""
@@ -219,7 +219,7 @@ def _lookup_seconds(drafter: SuffixDrafter, requests: Sequence[TrafficRequest], 
     return statistics.median(seconds)
 
 
-def _drafter(directory: Path | None, vocabulary: Mapping[str, int]) -> SuffixDrafter:
+def corpus_drafter(directory: Path | None, vocabulary: Mapping[str, int]) -> SuffixDrafter:
     if directory is None:
         return SuffixDrafter(None)
     try:

@@ -18,6 +18,13 @@ Two rules. "rejection": the draft's tokens are drawn from q_t at T, by the rule 
 where the target draws a token and keeps the draft if it is the same: q_t is then all mass on one token. That
 is what vLLM, SGLang, TensorRT-LLM and llama.cpp do unless told otherwise. At T = 0 both are the same.
 
+That is verification token by token. Sampled drafts that are verified as a block (Sun et al. 2025) keep more.
+Of a step at s let r_s = 1 and r_{t+1} = min(1, r_t p_t(x_t) / q_t(x_t)): averaged over what is drafted behind
+it, a drafted run is kept with probability r of its end. So with the answer given, the step keeps its tokens
+up to x_t with probability r_{t+1} prod_{s <= i <= t} q_i(x_i) / p_i(x_i), whatever K is. That is the walk
+above with a_t = sum_v min(p_t, q_t / r_t) and b_t = min(1, q_t(x_t) / (p_t(x_t) r_t)), which depend on where
+the step started. By "match" and at T = 0 it is the same as token by token.
+
 Where K changed from step to step, counts per position tell how many of the steps drafted at least i tokens.
 These lengths are taken as drawn anew for each step, and only the first draft token of a step is counted:
 whether that is accepted depends on K through where steps begin alone.
@@ -115,6 +122,8 @@ def add_drafts(
     for place in draft.places(requests, told, most):
         for answer, logits in zip(answers, place, strict=True):
             answer.add(logits, draft.tree)
+    for answer in answers:
+        answer.end()
 
 
 def ends_of(target: LoadedModel) -> frozenset[int]:
@@ -133,12 +142,14 @@ class DraftedAnswer:
         """z [outputs, V]: the target's logits."""
         self._request, self._z = request, z
         self._p = distribution(z, request.temperature)
+        self._run = torch.ones(len(z), dtype=self._p.dtype)  # r of the tokens before in a block, if it is one
         self._rules: dict[AcceptanceRule, list[_Place]] = {rule: [] for rule in rules}
         self._tree: TreeOfAnswer | None = None
 
     def add(self, logits: Tensor, tree: Collection[tuple[int, ...]] | None = None) -> None:
         """logits [n, V]: from which its last n tokens are drafted at the next place of a chain, or of this
         tree."""
+        self._logits = logits
         first = len(self._p) - len(logits)
         p, logits = self._p[first:], logits.to(self._p)
         if tree is not None:
@@ -150,20 +161,46 @@ class DraftedAnswer:
             q = distribution(logits, 0.0 if rule == "match" else self._request.temperature)
             p_x, q_x = (each.gather(-1, answer).squeeze(-1) for each in (p, q))
             # Where p_t(x_t) is 0 the answer is not the target's own; x_t is then kept only if it was drafted.
-            kept = torch.where(p_x > 0, (q_x / p_x).clamp(max=1.0), (q_x > 0).to(p))
-            unknown = [0.0] * first
-            accepted = acceptance_probability(p, q)
-            places.append(_Place(first, unknown + accepted.tolist(), unknown + kept.tolist()))
+            ratio = torch.where(p_x > 0, q_x / p_x, (q_x > 0).to(p))
+            single = accepted = acceptance_probability(p, q)
+            if rule == "rejection" and self._is_block:
+                run = self._run[first:]
+                accepted = acceptance_probability(p, q / run[:, None])
+                ratio = ratio / run
+                self._run[first + 1 :] = (1 / ratio).clamp(1e-300, 1.0)[:-1]
+            kept, unknown = ratio.clamp(max=1.0), [0.0] * first
+            places.append(
+                _Place(first, unknown + accepted.tolist(), unknown + kept.tolist(), single.tolist())
+            )
+
+    def end(self) -> None:
+        """The chain goes on as at its last place. In a block these are no more alike."""
+        done = max(len(places) for places in self._rules.values())
+        for _ in range(done, len(self._request.lengths) if self._is_block else 0):
+            self.add(self._logits)
+
+    @property
+    def _is_block(self) -> bool:
+        return self._request.verification == "block" and self._tree is None
 
     def kept(self, rule: AcceptanceRule) -> float:
-        """Mean a_t over all places of a chain; 0 where nothing can be drafted of the answer."""
+        """Mean acceptance probability of a single token over all places of a chain; 0 where nothing can be
+        drafted of the answer."""
         if self._tree is not None:
             return self._tree.kept()
-        known = [a for place in self._rules[rule] for a in place.accepted[place.first :]]
+        known = [a for place in self._rules[rule] for a in place.single]
         return sum(known) / len(known) if known else 0.0
 
-    def counts(self, rule: AcceptanceRule, ends: Collection[int]) -> Expected:
-        """`ends`: tokens that end an answer."""
+    def singles(self, rule: AcceptanceRule) -> list[float]:
+        """Acceptance probability of a token that is drafted alone, of each of the answer; 0 where none can
+        be."""
+        place = self._rules[rule][0]
+        return [0.0] * place.first + place.single
+
+    def counts(
+        self, rule: AcceptanceRule, ends: Collection[int], guesses: Sequence[Guess | None] = ()
+    ) -> Expected:
+        """`ends`: tokens that end an answer. `guesses`: see `walk`."""
         is_cut = self._request.output_token_ids[-1] not in ends
         if self._tree is not None:
             first_only = self._request.num_speculative_tokens is None
@@ -177,6 +214,7 @@ class DraftedAnswer:
             is_cut=is_cut,
             first_only=self._request.num_speculative_tokens is None,
             undrafted=places[0].first,
+            guesses=guesses,
         )
 
     def score(self, ends: Collection[int]) -> Score:
@@ -186,13 +224,21 @@ class DraftedAnswer:
         return Score(rejection, match, float(surprise.sum()), len(answer))
 
 
+class Guess(NamedTuple):
+    """Draft tokens that are certain, and how many of them the answer begins with from there on."""
+
+    tokens: int
+    right: int
+
+
 class _Place(NamedTuple):
     """One place of a chain of drafts: a_t and b_t of each token of the answer, from the `first` one on that
-    can be drafted there."""
+    can be drafted there; and from that one on a_t of a token that is drafted alone."""
 
     first: int
     accepted: list[float]
     kept: list[float]
+    single: list[float]
 
 
 def walk(
@@ -203,6 +249,7 @@ def walk(
     is_cut: bool,
     first_only: bool = False,
     undrafted: int = 0,
+    guesses: Sequence[Guess | None] = (),
 ) -> Expected:
     """From a_t and b_t of each position of the answer, at each place of a chain of drafts; the last place
     stands for those behind it. `lengths`: the parts of the steps that draft at least 1, 2, ... tokens, which
@@ -211,7 +258,8 @@ def walk(
     `is_cut`: the answer ended at its longest length, for which the engine drafts no more than it can keep.
     Otherwise the last token ended it, and what was drafted behind that counts as drafted. `first_only`: of
     each step the first draft token alone is counted. `undrafted`: steps that start at one of so many first
-    positions draft nothing.
+    positions draft nothing. `guesses`: at each position, if there are any: a step that starts there offers
+    these instead.
     """
     length = len(accepted[0])
     more = [now / before for before, now in pairwise([1.0, *lengths])]
@@ -220,6 +268,14 @@ def walk(
     for start in range(length):
         reached = starts[start]
         count = min(len(lengths), length - start - 1) if is_cut else len(lengths)
+        if guesses and (guess := guesses[start]) is not None:
+            count = min(count, guess.tokens)
+            kept_now = min(guess.right, count)
+            drafted += reached * count
+            expected += reached * kept_now
+            of_answer += reached * kept_now
+            starts[start + kept_now + 1] += reached
+            continue
         count = 0 if start < undrafted else count
         drafted += reached * sum(lengths[: min(count, 1) if first_only else count])
         for place in range(start, min(start + count, length)):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 AcceptanceRule = Literal["rejection", "match"]
+Verification = Literal["token", "block"]
 Loss = Literal["nla", "lk-hybrid", "forward-kl"]
 
 MINIMUM_REQUESTS = 128  # measured: with 16 requests the draft became worse
@@ -34,7 +35,7 @@ class EvaluateSettings:
     """`num_speculative_tokens` is K; `temperature` is the one that the traffic was sampled at.
 
     `acceptance_rule`: by rejection sampling of sampled drafts, or the likeliest token is drafted, and kept
-    where the target draws the same.
+    where the target draws the same. `verification`: of sampled drafts, token by token or as a block.
     """
 
     target: Path
@@ -43,6 +44,7 @@ class EvaluateSettings:
     num_speculative_tokens: int = 4
     temperature: float = 1.0
     acceptance_rule: AcceptanceRule = "rejection"
+    verification: Verification = "token"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,21 @@ class EvaluateCorporaSettings:
     traffic: Path
     num_speculative_tokens: int = 4
     single_tokens: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluateHybridSettings:
+    """As EvaluateCorporaSettings, beside the model `draft`, which drafts where the longest match has fewer
+    than `least_match` tokens."""
+
+    target: Path
+    draft: Path
+    corpora: tuple[Path | None, ...]
+    traffic: Path
+    least_match: int
+    num_speculative_tokens: int = 4
+    temperature: float = 1.0
+    verification: Verification = "token"
 
 
 @dataclass(frozen=True, slots=True)

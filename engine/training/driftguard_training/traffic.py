@@ -9,6 +9,7 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from driftguard_training.errors import BadTraffic
+from driftguard_training.settings import Verification
 
 
 class TrafficRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -25,11 +26,13 @@ class TrafficRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class ServedRequest(TrafficRequest, frozen=True, forbid_unknown_fields=True):
     """The same with how it was served: the temperature that it was sampled at, and K; or, where that is null
-    because it changed between the steps, the parts of these that drafted at least 1, 2, ... tokens."""
+    because it changed between the steps, the parts of these that drafted at least 1, 2, ... tokens; and what
+    of sampled drafts was verified at once."""
 
     temperature: Annotated[float, msgspec.Meta(ge=0)]
     num_speculative_tokens: Annotated[int, msgspec.Meta(ge=1)] | None
     drafting_steps: list[Annotated[float, msgspec.Meta(gt=0, le=1)]] = []
+    verification: Verification = "token"
 
     def __post_init__(self) -> None:
         falling = all(more <= fewer for fewer, more in pairwise(self.drafting_steps))

@@ -18,10 +18,10 @@ import httpx
 import numpy as np
 from rich.console import Console
 
-from driftguard.demo import stages
 from driftguard.demo.processes import free_url, sidecar_config, start_engine, start_sidecar
 from driftguard.demo.receiver import Receiver
 from driftguard.demo.run import START_SECONDS, STORY
+from driftguard.demo.scenes import OF_MODELS
 from driftguard.demo.sidecar_client import SidecarClient
 from driftguard.demo.stages import Facts, Loop
 from driftguard.demo.traffic import Load, Traffic
@@ -89,7 +89,7 @@ def record(directory: Path) -> Recording:
 
 def _play(engine_url: str, sidecar_url: str, receiver: Receiver, others: Others) -> None:
     """The stages of the demo. The other servers get traffic only after its incident was paged."""
-    traffic = Traffic(engine_url, Load(stages.EVEN_MIX, stages.KNOWN), SEED)
+    traffic = Traffic(engine_url, Load(OF_MODELS.weights, OF_MODELS.known), SEED)
     traffic.prepare(("python", "prose", "headers"))
     screen = Screen(Console())
     loop = Loop(screen, traffic, SidecarClient(sidecar_url), receiver, None, Facts(seed=SEED))

@@ -13,12 +13,14 @@ from driftguard_engine.drafters.draft_model import DraftModelDrafter
 from driftguard_engine.drafters.eagle3 import Eagle3Drafter
 from driftguard_engine.drafters.hybrid import HybridDrafter
 from driftguard_engine.drafters.ngram import NgramDrafter
+from driftguard_engine.drafters.other_vocabulary import SlemDrafter, TliDrafter
 from driftguard_engine.drafters.suffix import SuffixDrafter
 from driftguard_engine.kernels.cuda.launcher import Launcher
 from driftguard_engine.models.base import TokenModel
 from driftguard_engine.models.eagle3 import Eagle3Model
 from driftguard_engine.models.generic import GenericModel
 from driftguard_engine.models.llama import LlamaModel
+from driftguard_engine.models.token_texts import TokenTexts
 
 from tests.engine.core.eagle3_heads import random_head
 from tests.engine.core.tiny import new_module
@@ -29,6 +31,12 @@ VOCABULARY, LENGTH, STEPS = 97, 64, 5
 CPU = torch.device("cpu")
 SHAPE = Shape(batch=4, drafts=3, narrows=True)
 KNOWN = [(7, 6, 30, 31)]  # behind the prompt of the first row, which is guessed while others are drawn
+LETTERS = TokenTexts(  # of all tokens but three
+    lambda text, **_: {"input_ids": [ord(letter) - ord("!") for letter in text]},
+    {token: bytes([ord("!") + token]) for token in range(94)},
+    {},
+    (),
+)
 ROWS = [  # of slots 2, 0, 1; the fourth row of the batch is nobody's
     SamplingParams(max_tokens=20, temperature=1.0, seed=11),
     SamplingParams(max_tokens=20, temperature=0.0, seed=12, ignore_eos=True),
@@ -53,6 +61,8 @@ def sequences(drafter: str, launcher: Launcher | None, path: str) -> list[list[i
         "draft_model": DraftModelDrafter(draft),
         "eagle3": Eagle3Drafter(head),
         "ngram": NgramDrafter(1, 3),
+        "tli": TliDrafter(draft, VOCABULARY, LETTERS, LETTERS),
+        "slem": SlemDrafter(draft, LETTERS, LETTERS),
         "hybrid": HybridDrafter(SuffixDrafter(Corpus(KNOWN)), DraftModelDrafter(draft), 2),
         "hybrid_with_head": HybridDrafter(SuffixDrafter(Corpus(KNOWN)), Eagle3Drafter(head), 2),
     }
@@ -67,6 +77,8 @@ def sequences(drafter: str, launcher: Launcher | None, path: str) -> list[list[i
 
 
 @pytest.mark.parametrize("path", ["lean", "generic"])
-@pytest.mark.parametrize("drafter", ["draft_model", "eagle3", "ngram", "hybrid", "hybrid_with_head"])
+@pytest.mark.parametrize(
+    "drafter", ["draft_model", "eagle3", "ngram", "hybrid", "hybrid_with_head", "tli", "slem"]
+)
 def test_steps_by_kernels_are_those_of_the_reference(module: Module, drafter: str, path: str) -> None:
     assert sequences(drafter, Emulated(module, seed=3), path) == sequences(drafter, None, path)

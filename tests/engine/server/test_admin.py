@@ -31,6 +31,7 @@ def test_info_says_what_serves(client: httpx.Client) -> None:
         "drafts": [draft],
         "speculation": True,
         "num_speculative_tokens": 4,
+        "suffix_min_match": 3,
         "drafting": {
             "adaptive": False,
             "rows": 0,

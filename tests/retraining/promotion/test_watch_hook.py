@@ -14,7 +14,9 @@ import pytest
 from sqlalchemy import text
 from structlog.testing import capture_logs
 
+from driftguard.api.incident_models import IncidentModel
 from driftguard.detection import DetectorConfig
+from driftguard.incidents.aftermath import half_recovery
 from driftguard.incidents.message import summary
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
@@ -132,6 +134,11 @@ def test_a_suffix_lookup_is_compared_by_all_tokens_that_its_k_allows(
         return made
 
     now = datetime.now(UTC)
+    before = incident_of(drifted.database, drifted.incident_id).change_point_at - timedelta(minutes=5)
+    store(
+        drifted.database,
+        [msgspec.structs.replace(one, ended_at=before) for one in requests("no-corpus", 30, 20)],
+    )
     store(drifted.database, requests("no-corpus", 4, 4))
     run = trained(drifted.database, drifted.incident_id, "no-corpus", CANDIDATE, str(tmp_path), "promoting")
     with drifted.database.session() as session:
@@ -146,7 +153,32 @@ def test_a_suffix_lookup_is_compared_by_all_tokens_that_its_k_allows(
     (seen,) = numbers.watch.segments
     assert (round(seen.old.mean, 2), round(seen.acceptance or 0, 2)) == (0.05, 0.22)  # of 20 steps, K = 4
     assert (numbers.watch.verdict, seen.shown_better) == ("watching", True)
+    assert seen.old.half_from == pytest.approx((0.05 + 0.25) / 2, abs=0.01)
+    assert (seen.shown_half, numbers.watch.half) == (True, True)
     assert "was 0." not in (incident_of(drifted.database, drifted.incident_id).resolution or "")
+
+
+def test_when_half_of_the_fall_was_won_back_is_told(drifted: Drifted, promoted: UUID) -> None:
+    """Of 0.77 to 0.41; 0.59 is half of it, and not shown to be more."""
+    fold(drifted, [(NEW, 0.59), (OLD, 0.77)], 300)
+    incident = incident_of(drifted.database, drifted.incident_id)
+    assert incident.state == "recovered_in_part"
+    assert half_recovery(incident) is None
+    fold(drifted, [(NEW, 0.72), (OLD, 0.77)], 300)
+    incident = incident_of(drifted.database, drifted.incident_id)
+    half, told = half_recovery(incident), incident.evidence.mitigation
+    assert half is not None
+    assert told is not None
+    assert told.half_at is not None
+    assert told.promoted_at is not None
+    assert told.recovered is not None
+    assert half.since_promoted_seconds == (told.half_at - told.promoted_at).total_seconds() > 0
+    assert half.since_confirmed_seconds == (told.half_at - incident.opened_at).total_seconds()
+    assert "half of the fall was won back" in half.text
+    with drifted.database.session() as session:
+        _, stream = incidents.find(session, drifted.incident_id)
+        shown = IncidentModel.of(incident, stream).half_recovery
+    assert shown == half
 
 
 def test_half_a_recovery_keeps_the_incident_and_says_how_far_it_came(

@@ -1,0 +1,97 @@
+"""The text of one sequence in the tokens of another tokenizer, while it grows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import takewhile
+from operator import eq
+
+from driftguard_engine.models.token_texts import TokenTexts
+
+# Where text is added, so many tokens before it are found anew, behind so many more that are only read along:
+# how a text is cut depends on what is before it.
+_ANEW, _LEAD = 8, 8
+
+
+class OwnText:
+    """What a draft model reads of a sequence that has the target's tokens.
+
+    `token_ids` are what the draft's tokenizer makes of the text, also where two pieces of it meet. Special
+    tokens of a name that the draft has, too, are its own; others are left out. Of a character that is not
+    finished yet its bytes are read.
+    """
+
+    def __init__(self, target: TokenTexts, own: TokenTexts) -> None:
+        self._target, self._own = target, own
+        self._marks = {token: own.marks.get(name) for name, token in target.marks.items()}
+        self._settled = list(own.begin)  # up to the last special token
+        self._text = b""  # behind it, whole characters
+        self._tokens: list[int] = []  # of this text
+        self.unfinished = b""
+        self.read = 0  # tokens of the sequence
+        self.unchanged = 0  # the first so many of `token_ids` are as the reader of them has left them
+
+    @property
+    def token_ids(self) -> list[int] | None:
+        """None: it ends in bytes for which the draft has no tokens."""
+        known = self._own.single_bytes
+        if any(byte not in known for byte in self.unfinished):
+            return None
+        return [*self._settled, *self._tokens, *(known[byte] for byte in self.unfinished)]
+
+    @property
+    def end(self) -> bytes:
+        """The last characters, of a few tokens."""
+        return self._text[max(len(self._text) - self._own.size(self._tokens[-_LEAD:]), 0) :]
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """The next tokens of the sequence."""
+        self.read += len(token_ids)
+        piece = b""
+        for token in token_ids:
+            if token not in self._marks:
+                piece += self._target.texts.get(token, b"")
+                continue
+            self._add(piece)
+            piece = b""
+            mark = self._marks[token]
+            if mark is not None and (mark,) != (*self._settled, *self._tokens):  # begins a text once
+                self._settled += [*self._tokens, mark]
+                self._text, self._tokens, self.unfinished = b"", [], b""
+        self._add(piece)
+
+    def _add(self, piece: bytes) -> None:
+        if not self._text and self._target.leading_space:
+            piece = piece.removeprefix(b" ")
+        piece = self.unfinished + piece
+        whole = whole_characters(piece)
+        piece, self.unfinished = piece[:whole].decode(errors="replace").encode(), piece[whole:]
+        before, kept = self._tokens, max(len(self._tokens) - _ANEW, 0)
+        anew = self._anew(kept, piece) if kept > _LEAD else None
+        self._text += piece
+        self._tokens = self._own.encode(self._text) if anew is None else before[:kept] + anew
+        start = 0 if anew is None else kept
+        same = sum(1 for _ in takewhile(bool, map(eq, before[start:], self._tokens[start:])))
+        self.unchanged = min(self.unchanged, len(self._settled) + start + same)
+
+    def _anew(self, kept: int, piece: bytes) -> list[int] | None:
+        """The tokens behind the first `kept` ones; None: by what is near, none begins there any more."""
+        behind = self._own.size(self._tokens[kept:])
+        lead = self._own.size(self._tokens[kept - _LEAD : kept])
+        try:
+            found = self._own.encode(self._text[len(self._text) - behind - lead :] + piece)
+        except UnicodeDecodeError:  # it would begin inside of a character
+            return None
+        return self._own.last(found, behind + len(piece))
+
+
+def whole_characters(text: bytes) -> int:
+    """How many bytes are before the beginning of a character that may be unfinished at the end."""
+    for back in range(1, min(len(text), 3) + 1):
+        first = text[-back]
+        if first >= 0xC0:
+            needed = 2 + (first >= 0xE0) + (first >= 0xF0)
+            return len(text) - back if back < needed else len(text)
+        if first < 0x80:
+            break
+    return len(text)
