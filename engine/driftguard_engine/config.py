@@ -8,7 +8,8 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Literal, get_args
 
-DRAFTERS = ("draft_model", "eagle3", "ngram", "suffix", "hybrid", "ssd", "mirror", "none")
+HEADS = ("eagle3", "eagle", "mtp", "peagle", "dflash", "dspark")  # of a target, in the layout of speculators
+DRAFTERS = ("draft_model", *HEADS, "ngram", "suffix", "hybrid", "ssd", "mirror", "none")
 DRAFTS_AHEAD = ("ssd", "mirror")  # with a draft model, in a second process
 DRAFTERS_GROUP = "driftguard_engine.drafters"  # of entry points: further drafters, of installed packages
 ModelPath = Literal["auto", "generic"]
@@ -27,8 +28,8 @@ class EngineConfig:
 
     drafter: one of DRAFTERS, or the name of an installed one.
     target, draft: local directories or hub names. The drafters "draft_model", "ssd" and "mirror" need a draft
-    model, "eagle3" a head that was trained for the target, "hybrid" either of them, "suffix" may have the
-    directory of a corpus.
+    model, each of HEADS a head of its kind that was trained for the target, "hybrid" any of them, "suffix"
+    may have the directory of a corpus.
     corpus: directory of a corpus, beside the draft of "hybrid".
     max_batch: slots, the most requests that run at once. max_length: tokens per slot, prompt and output
     together; the model's own context wins where it is shorter. max_waiting: requests queued for a slot.
@@ -122,7 +123,7 @@ class EngineConfig:
             raise InvalidConfig(
                 f"exit_layer: given with the drafter {self.drafter!r}, but only 'mirror' reads one"
             )
-        if self.drafter in ("draft_model", "eagle3", "hybrid", *DRAFTS_AHEAD) and not self.draft:
+        if self.drafter in ("draft_model", *HEADS, "hybrid", *DRAFTS_AHEAD) and not self.draft:
             raise InvalidConfig(
                 f"draft: missing; the drafter {self.drafter!r} needs a draft directory or hub name"
             )

@@ -21,6 +21,11 @@ MODELS, SERVER, LIMITS, SIDECAR = "Models", "Server", "Limits", "Sidecar"
 class DrafterName(StrEnum):
     DRAFT_MODEL = "draft_model"
     EAGLE3 = "eagle3"
+    EAGLE = "eagle"
+    MTP = "mtp"
+    PEAGLE = "peagle"
+    DFLASH = "dflash"
+    DSPARK = "dspark"
     NGRAM = "ngram"
     SUFFIX = "suffix"
     HYBRID = "hybrid"
@@ -68,9 +73,9 @@ class ModelOptions:
     draft: Annotated[
         str | None,
         _option(
-            "Draft model with the same tokenizer, or with --drafter eagle3 a head that was trained for the "
-            "target: a directory or a hub name; with --drafter hybrid either of them. With --drafter suffix "
-            "a corpus, if there is one.",
+            "Draft model with the same tokenizer, or with --drafter eagle3, eagle, mtp, peagle, dflash or "
+            "dspark a head that was trained for the target: a directory or a hub name; with --drafter hybrid "
+            "any of them. With --drafter suffix a corpus, if there is one.",
             MODELS,
         ),
     ] = None
@@ -80,11 +85,11 @@ class ModelOptions:
     drafter: Annotated[
         str | None,
         _option(
-            "What drafts: draft_model (a small model), eagle3 (a head that reads the target's hidden "
-            "states), ngram (lookup in the sequence), suffix (lookup there and in a corpus), hybrid (suffix "
-            "lookup where it finds a long match, else the draft), ssd and mirror (a draft model, in a second "
-            "process beside the target), none, or an installed drafter by its name. "
-            "Default: draft_model where there is a draft, else ngram.",
+            "What drafts: draft_model (a small model), eagle3, eagle, mtp, peagle, dflash or dspark (heads "
+            "that read the target's hidden states), ngram (lookup in the sequence), suffix (lookup there and "
+            "in a corpus), hybrid (suffix lookup where it finds a long match, else the draft), ssd and mirror "
+            "(a draft model, in a second process beside the target), none, or an installed drafter by its "
+            "name. Default: draft_model where there is a draft, else ngram.",
             MODELS,
         ),
     ] = None

@@ -18,7 +18,8 @@ class Features:
     """The hidden states of some layers that one pass of a target leaves for a drafter.
 
     Layer i stands for what layer i of the model reads, from 0 (the embeddings) on: element i of the
-    `hidden_states` of transformers, and what vLLM and speculators call auxiliary layer i.
+    `hidden_states` of transformers, and what vLLM and speculators call auxiliary layer i. Behind the last
+    layer it is what the output layer reads, which the final norm has normalised.
     """
 
     def __init__(
@@ -31,9 +32,12 @@ class Features:
         self._parts: dict[int, list[Tensor]] = {layer: [] for layer in layers}
         self._exit_layer, self._at_exit = exit_layer, at_exit
 
+    def asks(self, layer: int) -> bool:
+        return layer in self._parts
+
     def take(self, layer: int, hidden: Tensor) -> None:
         """hidden [N, H]: of the next N tokens of the pass. Kept where the layer is asked for."""
-        if layer in self._parts:
+        if self.asks(layer):
             self._parts[layer].append(hidden)
         if layer == self._exit_layer and self._at_exit is not None:
             self._at_exit(hidden)
@@ -73,6 +77,11 @@ class TokenModel(Protocol):
         self, token_ids: Sequence[int], spans: Sequence[Span], features: Features | None = None
     ) -> None:
         """As `forward`, without logits."""
+        ...
+
+    def unembed(self, hidden: Tensor) -> Tensor:
+        """Logits [N, V] of what the output layer reads, [N, hidden]; N >= MINIMUM_ROWS. For drafts: what a
+        model does to its logits behind that layer is left out."""
         ...
 
     def decode(

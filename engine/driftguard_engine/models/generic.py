@@ -8,6 +8,7 @@ alignment can change bits too. Correctness before speed: the lean path is severa
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -16,6 +17,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from driftguard_engine.kv_cache import SlotCache, Span
 from driftguard_engine.models.base import DecodesBySpans, Features
+from driftguard_engine.models.linear import Linear, choose
 
 ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention"})
 
@@ -106,6 +108,15 @@ class GenericModel(DecodesBySpans):
         for ids, span in _split(token_ids, spans):
             self._run(ids, span, features, logits_to_keep=1)
 
+    @cached_property
+    def _head(self) -> Linear:
+        output = self._module.get_output_embeddings()
+        return choose(output.weight, getattr(output, "bias", None))
+
+    @torch.inference_mode()
+    def unembed(self, hidden: Tensor) -> Tensor:
+        return self._head.apply(hidden)
+
     def copy(self, source: int, span: Span) -> None:
         self._store.copy(source, span)
 
@@ -124,7 +135,7 @@ class GenericModel(DecodesBySpans):
             **options,
         )
         if features is not None:
-            for index, hidden in enumerate(output.hidden_states[: self.layers]):
+            for index, hidden in enumerate(output.hidden_states):
                 features.take(index, hidden[0])
         logits: Tensor = output.logits[0]
         return logits

@@ -131,19 +131,29 @@ class LlamaModel(DecodesBySpans):
             hidden, normed = self._ops.add_and_norm(hidden, mixed, layer.mlp_norm)
             widened = layer.down.apply(layer.gated.apply(normed))
             hidden, normed = self._ops.add_and_norm(hidden, widened, next_norm)
+        if features is not None:
+            features.take(self.layers, normed)
         return normed
 
     @torch.inference_mode()
     def forward(
         self, token_ids: Sequence[int], spans: Sequence[Span], features: Features | None = None
     ) -> Tensor:
-        return self.read_out(self._hidden(token_ids, spans, features))[: len(token_ids)]  # [N, V]
+        hidden = self._hidden(token_ids, spans, features)
+        if features is not None and features.asks(self.layers):
+            features.take(self.layers, self._final_norm.apply(hidden)[: len(token_ids)])
+        return self.read_out(hidden)[: len(token_ids)]  # [N, V]
 
     @torch.inference_mode()
     def prefill(
         self, token_ids: Sequence[int], spans: Sequence[Span], features: Features | None = None
     ) -> None:
-        self._hidden(token_ids, spans, features)
+        hidden = self._hidden(token_ids, spans, features)
+        if features is not None and features.asks(self.layers):
+            features.take(self.layers, self._final_norm.apply(hidden)[: len(token_ids)])
+
+    def unembed(self, hidden: Tensor) -> Tensor:
+        return self._head.apply(hidden)
 
     def copy(self, source: int, span: Span) -> None:
         self._spans.cache.copy(source, span)
