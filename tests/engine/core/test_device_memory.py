@@ -16,8 +16,8 @@ from driftguard_engine.core import InvalidModel
 from driftguard_engine.engine import Engine
 from driftguard_engine.kernels.layer_launches import AttentionScratch
 from driftguard_engine.models import device_memory, loading
+from driftguard_engine.models.chain_heads import Eagle3Model
 from driftguard_engine.models.device_memory import RESERVE_BYTES, ModelMemory, check_fits, free_bytes
-from driftguard_engine.models.eagle3 import Eagle3Model
 from driftguard_engine.models.eagle3_head import read_head
 from driftguard_engine.models.generic import GenericModel
 from driftguard_engine.models.llama import LlamaModel
@@ -25,7 +25,7 @@ from driftguard_engine.models.loading import Placement, load
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
-from tests.engine.core.eagle3_heads import load_target, save_random_head
+from tests.engine.core.eagle3_heads import load_target, save_random_head, sizes_of
 from tests.engine.core.tiny import request, save, tokens
 from tests.engine.kernels.emulated import SOURCES, Emulated
 from tests.engine.simt.emulator import Module
@@ -87,7 +87,7 @@ def test_what_is_computed_of_a_head_is_what_torch_allocates(tmp_path: Path) -> N
     save_random_head(tmp_path / "head", target, range(0, 257, 2), (0, 1))
     placement = Placement(torch.float32, CPU, slots=3, max_length=50, spare=7)
     told = ModelMemory.read("draft", str(tmp_path / "head"), torch.float32)
-    head, ids = read_head(tmp_path / "head", 2, target.model.embed_tokens.weight, 257, field="draft")
+    head, ids = read_head(tmp_path / "head", sizes_of(target), field="draft")
     maps = ids.nbytes + 257  # d2t, t2d
     assert told.weights == sum(each.nbytes for each in head.parameters()) + maps
     cache = Eagle3Model(head, ids, target.model.embed_tokens.weight, 257, 3, 57)._cache

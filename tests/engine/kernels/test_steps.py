@@ -10,13 +10,13 @@ from driftguard_engine.decode.step import Shape, Step
 from driftguard_engine.drafters.base import Drafter
 from driftguard_engine.drafters.corpus import Corpus
 from driftguard_engine.drafters.draft_model import DraftModelDrafter
-from driftguard_engine.drafters.eagle3 import Eagle3Drafter
+from driftguard_engine.drafters.heads import ChainDrafter
 from driftguard_engine.drafters.hybrid import HybridDrafter
 from driftguard_engine.drafters.ngram import NgramDrafter
 from driftguard_engine.drafters.suffix import SuffixDrafter
 from driftguard_engine.kernels.cuda.launcher import Launcher
 from driftguard_engine.models.base import TokenModel
-from driftguard_engine.models.eagle3 import Eagle3Model
+from driftguard_engine.models.chain_heads import Eagle3Model
 from driftguard_engine.models.generic import GenericModel
 from driftguard_engine.models.llama import LlamaModel
 
@@ -51,10 +51,10 @@ def sequences(drafter: str, launcher: Launcher | None, path: str) -> list[list[i
     head = Eagle3Model(random_head(module, VOCABULARY, (0, 1)), every, embedding, VOCABULARY, 4, LENGTH)
     drafters: dict[str, Drafter] = {
         "draft_model": DraftModelDrafter(draft),
-        "eagle3": Eagle3Drafter(head),
+        "eagle3": ChainDrafter(head),
         "ngram": NgramDrafter(1, 3),
         "hybrid": HybridDrafter(SuffixDrafter(Corpus(KNOWN)), DraftModelDrafter(draft), 2),
-        "hybrid_with_head": HybridDrafter(SuffixDrafter(Corpus(KNOWN)), Eagle3Drafter(head), 2),
+        "hybrid_with_head": HybridDrafter(SuffixDrafter(Corpus(KNOWN)), ChainDrafter(head), 2),
     }
     table = SlotTable(3, LENGTH, {0}, CPU)
     step = Step(target, table, drafters[drafter], SHAPE, launcher)
