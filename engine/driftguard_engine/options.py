@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from driftguard_engine.config import EngineConfig
+from driftguard_engine.config import HEADS, EngineConfig
 
 BUNDLED = Path(__file__).parent / "bundled"
 MODELS, SERVER, LIMITS, SIDECAR = "Models", "Server", "Limits", "Sidecar"
@@ -234,7 +234,8 @@ def engine_config(models: ModelOptions, limits: LimitOptions, server: ServerOpti
     target, draft, drafter = models.target, models.draft, models.drafter
     if target is None:
         target = str(BUNDLED / "target")
-        if drafter is None or drafter in {*DrafterName} - {DrafterName.SUFFIX}:
+        bundled = {*DrafterName} - {*HEADS, DrafterName.SUFFIX} | {DrafterName.EAGLE3}
+        if drafter is None or drafter in bundled:
             draft = draft or str(BUNDLED / ("eagle3" if drafter == DrafterName.EAGLE3 else "draft"))
     if drafter is None:
         drafter = DrafterName.DRAFT_MODEL if draft else DrafterName.NGRAM

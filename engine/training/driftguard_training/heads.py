@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -54,13 +54,19 @@ def head_loss(
         features = torch.cat([told.hidden_states[layer] for layer in features_of(head)], -1)
     embedding = cast("Any", target).get_input_embeddings().weight
     counted = torch.ones(tokens.shape[0], tokens.shape[1] + 1, dtype=torch.bool)
-    if isinstance(head, BlockHead):
-        passed = blocks(head, features, embedding, tokens, passes)
-    else:
-        output = cast("Any", target).get_output_embeddings() if isinstance(head, FusedHead) else None
-        passed = chains(head, features, embedding, tokens, passes, output)
+    passed = passes_of(head, target, features, embedding, tokens, passes)
     total, accepted = chain_loss(p, counted, passed, loss)
     return total, [each.mean().item() for each in accepted]
+
+
+def passes_of(
+    head: Head, target: PreTrainedModel, features: Tensor, embedding: Tensor, tokens: Tensor, passes: int
+) -> Iterator[Tensor]:
+    """`chains` or `blocks`."""
+    if isinstance(head, BlockHead):
+        return blocks(head, features, embedding, tokens, passes)
+    output = cast("Any", target).get_output_embeddings() if isinstance(head, FusedHead) else None
+    return chains(head, features, embedding, tokens, passes, output)
 
 
 def features_of(head: Head) -> tuple[int, ...]:

@@ -37,7 +37,7 @@ def chains(
     logits of pass s are of no token of the sequence.
     """
     rows, places = features.shape[0], features.shape[1] - 1
-    layers: list[Any] = [*cast("Any", head).layers]
+    layers: list[Any] = [head.parts.layer] if isinstance(head, FusedHead) else [*head.layers]
     seen: list[list[tuple[Tensor, Tensor]]] = [[] for _ in layers]
     hidden = head.fused(features[:, :-1])
     for step in range(passes):

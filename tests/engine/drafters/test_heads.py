@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from driftguard_engine.core import FinishedRequest
 from driftguard_engine.decode import placement
 from driftguard_engine.drafters.heads import HeadDrafter, ParallelDrafter
 from driftguard_engine.kernels.steps import RowState
@@ -43,8 +44,8 @@ def test_each_draft_is_drawn_from_what_the_head_gives_for_the_whole_sequence(
 ) -> None:
     target = load_target(targets / "llama")
     save_random(tmp_path / "head", kind, target, **settings)
-    alike = [request(f"alike{index}", (9,) * 30, 6) for index in range(3)]
-    serve(engine_of(targets / "llama", tmp_path / "head", kind), *traffic(), *alike)
+    alike = [request(f"alike{index}", (9,) * 20, 6) for index in range(2)]
+    serve(engine_of(targets / "llama", tmp_path / "head", kind), *traffic()[1::2], *traffic()[:2], *alike)
     check(drafted, reference_of(tmp_path / "head", target))
 
 
@@ -65,8 +66,25 @@ def test_every_kind_of_target_gives_the_features(
     target = load_target(targets / target_kind)
     save_random(tmp_path / "head", kind, target)
     monkeypatch.setattr(placement, "runs_ahead", lambda _: ahead)
-    serve(engine_of(targets / target_kind, tmp_path / "head", kind, model_path=path), *traffic())
+    serve(engine_of(targets / target_kind, tmp_path / "head", kind, model_path=path), *traffic()[1::2])
     check(drafted, reference_of(tmp_path / "head", target))
+
+
+@pytest.mark.parametrize("kind", ["peagle", "dflash"])
+def test_a_prompt_that_begins_like_another_is_gone_on_with(
+    targets: Path, tmp_path: Path, drafted: list[Drafted], kind: str
+) -> None:
+    """In the slot of the other and in another one."""
+    target, shared = load_target(targets / "llama"), tuple(range(40, 64))
+    save_random(tmp_path / "head", kind, target)
+    engine = engine_of(targets / "llama", tmp_path / "head", kind)
+    prompts = [(*shared[:length], *behind) for length in (16, 24) for behind in ((1, 2), (3, 4))]
+    done: dict[str, FinishedRequest] = {}
+    for index, prompt in enumerate(prompts):  # one after another: in the slot that holds the beginning
+        done |= serve(engine, request(f"a{index}", prompt, 5))
+    done |= serve(engine, *(request(f"b{index}", prompt, 5) for index, prompt in enumerate(prompts)))
+    assert {each.reused_prompt_tokens for each in done.values()} >= {0, 16, 24}
+    check(drafted, reference_of(tmp_path / "head", target), least=40)
 
 
 def stale_features(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +158,7 @@ def test_what_is_read_wrongly_is_noticed(
     plant(monkeypatch)
     target = load_target(targets / "llama")
     save_random(tmp_path / "head", kind, target)
-    serve(engine_of(targets / "llama", tmp_path / "head", kind), *traffic())
+    serve(engine_of(targets / "llama", tmp_path / "head", kind), *traffic()[:8])
     with pytest.raises(AssertionError, match=r"not close|drafts are missing"):
         check(drafted, reference_of(tmp_path / "head", target))
 

@@ -40,8 +40,8 @@ def traffic() -> list[Any]:
     ]
 
 
-def check(drafted: list[Drafted], reference: Reference) -> None:
-    assert sum(len(each.drafts) for each in drafted) > 100
+def check(drafted: list[Drafted], reference: Reference, least: int = 100) -> None:
+    assert sum(len(each.drafts) for each in drafted) > least
     for each in drafted:
         assert len(each.drafts) == reference.drafts(each.sequence, each.asked), "drafts are missing"
         if each.drafts:
