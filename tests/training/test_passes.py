@@ -10,7 +10,11 @@ import torch
 from driftguard_engine.models.dflash_head import read_block_head
 from driftguard_engine.models.eagle3_head import read_head
 from driftguard_engine.models.fused_head import FusedHead, read_fused_head
+from driftguard_engine.models.speculators import TITLES
+from driftguard_training.drafts.kinds import load_draft
+from driftguard_training.errors import BadModelDirectory
 from driftguard_training.heads import Head, features_of, passes_of
+from driftguard_training.model_directories import load_model
 from transformers import Qwen3Config
 
 from tests.engine.core.eagle3_heads import load_target, sizes_of
@@ -56,3 +60,11 @@ def test_each_pass_gives_the_logits_of_a_step_of_drafts(
         expected = reference.logits(TEXT[: place + 2], TEXT[place + 2 : place + 2 + DRAFTS])
         found = torch.stack([logits[0, place] for logits in passes])
         torch.testing.assert_close(found, expected[:, ids], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["mtp", "dspark"])
+def test_kinds_that_are_not_trained_on_captured_traffic_are_refused(tmp_path: Path, kind: str) -> None:
+    directory = Path(save(tmp_path / "target", "llama", seed=3))
+    save_random(tmp_path / "head", kind, load_target(directory))
+    with pytest.raises(BadModelDirectory, match=f"is {TITLES[kind]}, and only draft models and EAGLE-3"):
+        load_draft(tmp_path / "head", load_model(directory, "target"))

@@ -8,7 +8,6 @@ on the token before it, which is drawn before the place's own.
 from __future__ import annotations
 
 import logging
-from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
@@ -59,9 +58,6 @@ class HeadDrafter(Drafter, Generic[_Model]):
         kept = behind <= accepted  # [B, T]
         if kept.any():
             self._model.keep(features[kept], self._model.places(slots, starts + behind)[kept])
-
-    @abstractmethod
-    def draft(self, rows: RowState, verification: Verification, launcher: Launcher | None) -> None: ...
 
     def _drawn(
         self,
@@ -205,11 +201,9 @@ class BlockDrafter(HeadDrafter[BlockModel]):
         places = _places(rows, wanted)
         before = torch.stack([rows.state.token_ids[slot, length - 1] for slot, length in places])
         hidden = model.read([Span(slot, length - 1, model.block) for slot, length in places], before)
-        state, bias, markov = None, None, model.markov
-        for place in range(model.block - model.most if markov is None else 0, model.block):
-            step = place - model.block + model.most
-            if step >= max(counts):
-                return
+        state, bias, markov, skipped = None, None, model.markov, model.block - model.most
+        for place in range(skipped + max(counts)):
+            step = place - skipped
             if markov is not None:
                 bias, state = markov.bias(before, hidden[:, place], state)
             if step >= 0:
