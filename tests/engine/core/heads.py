@@ -11,58 +11,43 @@ from typing import Any
 import torch
 from driftguard_engine.models.dflash_head import BlockConfig, BlockHead
 from driftguard_engine.models.eagle3_head import Eagle3Head, HeadConfig
-from driftguard_engine.models.fused_head import EagleHead, FusedHead, MtpHead
+from driftguard_engine.models.fused_head import EagleHead, MtpHead
 from driftguard_training.heads import save_head
 from torch import Tensor
 from transformers import LlamaConfig, Qwen3Config
 
 from tests.engine.core.eagle3_heads import Reference, disturbed, layer_like
 
-KINDS = ("eagle", "mtp", "peagle", "dflash", "dspark")
+BLOCKS = ("dflash", "dspark")
+KINDS = ("eagle", "mtp", "peagle", *BLOCKS)
 
 
 def save_random(
     directory: Path, kind: str, target: Any, token_ids: Sequence[int] | None = None, **settings: Any
 ) -> str:
-    """Far from uniform, and of no use. token_ids: those it drafts; None: all. settings: of the kind."""
-    layer = layer_like(
-        target, Qwen3Config if kind in ("dflash", "dspark") else settings.pop("layer", LlamaConfig)
-    )
-    deep = target.config.num_hidden_layers
-    ids = torch.tensor(range(layer.vocab_size) if token_ids is None else token_ids)
-    head: Eagle3Head | FusedHead
-    if kind in ("dflash", "dspark"):
-        return _save_block(directory, kind, layer, ids, **settings)
+    """As `random`. token_ids: those it drafts; None: all."""
+    ids = torch.tensor(range(target.config.vocab_size) if token_ids is None else token_ids)
+    save_head(directory, random(kind, target, len(ids), **settings), ids, torch.float32, {})
+    return str(directory)
+
+
+def random(kind: str, target: Any, vocabulary: int, **settings: Any) -> Any:
+    """Far from uniform, and of no use. settings: of the kind."""
+    layer = layer_like(target, Qwen3Config if kind in BLOCKS else settings.pop("layer", LlamaConfig))
+    deep, hidden = target.config.num_hidden_layers, layer.hidden_size
+    if kind == "mtp":
+        return disturbed(MtpHead(layer, deep))
+    if kind == "eagle":  # nothing normalises what it gives from place to place
+        return disturbed(EagleHead(layer, deep, **{"norms": False, "bias": False} | settings), 0.1)
+    layer.num_hidden_layers = settings.pop("layers", 2 if kind in BLOCKS else 1)
+    settings = dict[str, Any](features=(0, 1), mask_token_id=5) | settings
     if kind == "peagle":
-        layer.num_hidden_layers = settings.pop("layers", 1)
-        config = HeadConfig(layer, len(ids), settings.pop("features", (0, 1)), mask_token_id=5, **settings)
-        head = Eagle3Head(config, layer.hidden_size, embeds=True)
-    elif kind == "mtp":
-        head = MtpHead(layer, deep)
-    else:
-        head = EagleHead(layer, deep, **{"norms": False, "bias": False} | settings)
-    scale = 0.1 if kind == "eagle" else 0.25  # nothing normalises what EAGLE gives from place to place
-    save_head(directory, disturbed(head, scale), ids, torch.float32, {})
-    return str(directory)
-
-
-def _save_block(
-    directory: Path,
-    kind: str,
-    layer: Any,
-    ids: Tensor,
-    *,
-    layers: int = 2,
-    features: tuple[int, ...] = (0, 1),
-    **settings: Any,
-) -> str:
-    layer.num_hidden_layers = layers
-    layer.layer_types = ["full_attention"] * layers
-    markov = {"markov_rank": 4, "drafts_at_first": True} if kind == "dspark" else {"drafts_at_first": False}
-    config = BlockConfig(layer, len(ids), features, **{"block": 5, "mask_token_id": 5} | markov | settings)
-    head = disturbed(BlockHead(config, layer.hidden_size, embeds=False))
-    save_head(directory, head, ids, torch.float32, {})
-    return str(directory)
+        return disturbed(Eagle3Head(HeadConfig(layer, vocabulary, **settings), hidden, embeds=True))
+    layer.layer_types = ["full_attention"] * layer.num_hidden_layers
+    settings = dict[str, Any](block=5, drafts_at_first=kind == "dspark") | settings
+    settings |= {"markov_rank": 4} if kind == "dspark" else {}
+    config = BlockConfig(layer, vocabulary, **settings)
+    return disturbed(BlockHead(config, hidden, embeds=False))
 
 
 class OfFused(Reference):
