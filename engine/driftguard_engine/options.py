@@ -87,9 +87,9 @@ class ModelOptions:
         _option(
             "What drafts: draft_model (a small model), eagle3, eagle, mtp, peagle, dflash or dspark (heads "
             "that read the target's hidden states), ngram (lookup in the sequence), suffix (lookup there and "
-            "in a corpus), hybrid (suffix lookup where it finds a long match, else the draft), ssd and mirror "
-            "(a draft model, in a second process beside the target), none, or an installed drafter by its "
-            "name. Default: draft_model where there is a draft, else ngram.",
+            "in a corpus), hybrid (suffix lookup where it finds a long match, else the draft), ssd and "
+            "mirror (a draft model, in a second process beside the target), none, or an installed drafter by "
+            "its name. Default: draft_model where there is a draft, else ngram.",
             MODELS,
         ),
     ] = None

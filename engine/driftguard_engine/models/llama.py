@@ -139,10 +139,10 @@ class LlamaModel(DecodesBySpans):
     def forward(
         self, token_ids: Sequence[int], spans: Sequence[Span], features: Features | None = None
     ) -> Tensor:
-        hidden = self._hidden(token_ids, spans, features)
-        if features is not None and features.asks(self.layers):
-            features.take(self.layers, self._final_norm.apply(hidden)[: len(token_ids)])
-        return self.read_out(hidden)[: len(token_ids)]  # [N, V]
+        normed = self._final_norm.apply(self._hidden(token_ids, spans, features))
+        if features is not None:
+            features.take(self.layers, normed[: len(token_ids)])
+        return self._head.apply(normed)[: len(token_ids)]  # [N, V]
 
     @torch.inference_mode()
     def prefill(
