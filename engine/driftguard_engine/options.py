@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from driftguard_engine.config import EngineConfig
+from driftguard_engine.config import HEADS, EngineConfig
 
 BUNDLED = Path(__file__).parent / "bundled"
 MODELS, SERVER, LIMITS, SIDECAR = "Models", "Server", "Limits", "Sidecar"
@@ -21,6 +21,11 @@ MODELS, SERVER, LIMITS, SIDECAR = "Models", "Server", "Limits", "Sidecar"
 class DrafterName(StrEnum):
     DRAFT_MODEL = "draft_model"
     EAGLE3 = "eagle3"
+    EAGLE = "eagle"
+    MTP = "mtp"
+    PEAGLE = "peagle"
+    DFLASH = "dflash"
+    DSPARK = "dspark"
     MEDUSA = "medusa"
     NGRAM = "ngram"
     SUFFIX = "suffix"
@@ -71,10 +76,10 @@ class ModelOptions:
     draft: Annotated[
         str | None,
         _option(
-            "Draft model with the same tokenizer, or with --drafter eagle3 a head and with --drafter medusa "
-            "heads that were trained for the target: a directory or a hub name; with --drafter hybrid one of "
-            "the first two, with tli and slem a draft model with any tokenizer. With --drafter suffix a "
-            "corpus, if there is one.",
+            "Draft model with the same tokenizer, or with --drafter eagle3, eagle, mtp, peagle, dflash, "
+            "dspark or medusa what was trained of this kind for the target: a directory or a hub name; with "
+            "--drafter hybrid any of them but Medusa heads, with tli and slem a draft model with any "
+            "tokenizer. With --drafter suffix a corpus, if there is one.",
             MODELS,
         ),
     ] = None
@@ -84,12 +89,12 @@ class ModelOptions:
     drafter: Annotated[
         str | None,
         _option(
-            "What drafts: draft_model (a small model), eagle3 (a head that reads the target's hidden "
-            "states), medusa (heads that read its last one, as a tree), ngram (lookup in the sequence), "
-            "suffix (lookup there and in a corpus), hybrid (suffix lookup where it finds a long match, else "
-            "the draft), ssd and mirror (a draft model, in a second process beside the target), tli and slem "
-            "(a draft model with another tokenizer: by tokens that both have, or by text), none, or an "
-            "installed drafter by its name. "
+            "What drafts: draft_model (a small model), eagle3, eagle, mtp, peagle, dflash or dspark (heads "
+            "that read the target's hidden states), medusa (heads that read its last one, as a tree), ngram "
+            "(lookup in the sequence), suffix (lookup there and in a corpus), hybrid (suffix lookup where it "
+            "finds a long match, else the draft), ssd and mirror (a draft model, in a second process beside "
+            "the target), tli and slem (a draft model with another tokenizer: by tokens that both have, or "
+            "by text), none, or an installed drafter by its name. "
             "Default: draft_model where there is a draft, else ngram.",
             MODELS,
         ),
@@ -235,9 +240,9 @@ def engine_config(models: ModelOptions, limits: LimitOptions, server: ServerOpti
     target, draft, drafter = models.target, models.draft, models.drafter
     if target is None:
         target = str(BUNDLED / "target")
-        if drafter is None or drafter in {*DrafterName} - {DrafterName.SUFFIX}:
-            of_heads = drafter in (DrafterName.EAGLE3, DrafterName.MEDUSA)
-            draft = draft or str(BUNDLED / (str(drafter) if of_heads else "draft"))
+        own = (DrafterName.EAGLE3, DrafterName.MEDUSA)
+        if drafter is None or drafter in {*DrafterName} - {*HEADS, DrafterName.SUFFIX} | {*own}:
+            draft = draft or str(BUNDLED / (str(drafter) if drafter in own else "draft"))
     if drafter is None:
         drafter = DrafterName.DRAFT_MODEL if draft else DrafterName.NGRAM
     dtype = models.dtype or (DtypeName.BFLOAT16 if models.device is DeviceName.CUDA else DtypeName.FLOAT32)

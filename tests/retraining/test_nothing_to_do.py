@@ -80,9 +80,12 @@ def test_another_run_is_under_way(drifted: Drifted) -> None:
     assert runs(drifted.database) == []
 
 
-def test_a_drafter_without_a_model(drifted: Drifted, engine: EngineStub) -> None:
-    engine.serving = {"name": "ngram", "version": "ngram", "method": "ngram", "directory": None}
-    assert "has method ngram: nothing can be made in its place" in nothing(
+@pytest.mark.parametrize(("method", "directory"), [("ngram", None), ("mtp", "/head"), ("peagle", "/head")])
+def test_a_drafter_that_nothing_is_made_for(
+    drifted: Drifted, engine: EngineStub, method: str, directory: str | None
+) -> None:
+    engine.serving = {"name": method, "version": "v", "method": method, "directory": directory}
+    assert f"has method {method}: nothing can be made in its place" in nothing(
         retrain(drifted.database, drifted.settings)
     )
 

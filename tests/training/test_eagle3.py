@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from driftguard_engine.models.eagle3_head import read_head
-from driftguard_training.eagle3 import chains, frequent_tokens, head_loss
+from driftguard_training.heads import frequent_tokens, head_loss
+from driftguard_training.passes import chains
 
-from tests.engine.core.eagle3_heads import Reference, load_target, save_random_head
+from tests.engine.core.eagle3_heads import Reference, load_target, save_random_head, sizes_of
 from tests.engine.core.tiny import save
 
 TEXT = [7, 3, 250, 3, 9, 11, 7, 3, 250, 80, 81, 82]
@@ -39,13 +40,12 @@ def test_each_pass_gives_the_logits_of_a_chain_of_drafts(tmp_path: Path, norms: 
     directories = made(tmp_path, norms)
     target, reference = load_target(directories[0]), Reference(directories[1], load_target(directories[0]))
     embedding = target.model.embed_tokens.weight
-    head, token_ids = read_head(directories[1], 2, embedding, 257, field="draft")
+    head, token_ids = read_head(directories[1], sizes_of(target), field="draft")
     with torch.inference_mode():
         states = target(torch.tensor([TEXT]), output_hidden_states=True).hidden_states
-        embedded = embedding[torch.tensor([TEXT])]
         if head.embed_tokens is not None:
-            embedded = head.embed_tokens(torch.tensor([TEXT]))
-        passes = list(chains(head, torch.cat(states[:2], -1), embedded, 3))
+            embedding = head.embed_tokens.weight
+        passes = list(chains(head, torch.cat(states[:2], -1), embedding, torch.tensor([TEXT]), 3))
     for place in range(len(TEXT) - 4):
         expected = reference.logits(
             TEXT[: place + 2], TEXT[place + 2 : place + 5]
@@ -60,11 +60,11 @@ def test_acceptance_counts_what_the_target_gives_to_tokens_that_the_head_has_not
     """sum of min(p, q) by definition, for the first draft of each chain."""
     target = load_target(directories[0])
     embedding = target.model.embed_tokens.weight
-    head, token_ids = read_head(directories[1], 2, embedding, 257, field="draft")
+    head, token_ids = read_head(directories[1], sizes_of(target), field="draft")
     _, accepted = head_loss(head, target, token_ids, torch.tensor([TEXT]), 2, "nla")
     with torch.inference_mode():
         told = target(torch.tensor([TEXT]), output_hidden_states=True)
-        passes = chains(head, torch.cat(told.hidden_states[:2], -1), embedding[torch.tensor([TEXT])], 1)
+        passes = chains(head, torch.cat(told.hidden_states[:2], -1), embedding, torch.tensor([TEXT]), 1)
         (logits,) = passes
     q = torch.zeros(len(TEXT) - 1, 257).index_copy_(1, token_ids, logits[0].softmax(-1))
     p = told.logits[0, 1:].softmax(-1)

@@ -18,7 +18,7 @@ import torch
 from driftguard_engine.config import EngineConfig
 from driftguard_engine.core import FinishedRequest, Request, SamplingParams
 from driftguard_engine.engine import Engine
-from driftguard_engine.models.eagle3_head import is_eagle3
+from driftguard_engine.models.speculators import head_kind
 from driftguard_training.acceptance import distribution
 from driftguard_training.corpus import prompts
 from driftguard_training.drafts.kinds import load_draft
@@ -322,7 +322,7 @@ def served(
     config = EngineConfig(
         str(BUNDLED / "target"),
         str(draft),
-        "eagle3" if is_eagle3(draft) else "draft_model",
+        head_kind(draft) or "draft_model",
         threads=1,
         max_batch=8,
         num_speculative_tokens=4,

@@ -21,7 +21,7 @@ from driftguard_engine.drafters.ahead_worker import Settings
 from driftguard_engine.drafters.base import Drafter
 from driftguard_engine.drafters.corpus import Corpus, is_corpus, read_documents
 from driftguard_engine.drafters.draft_model import DraftModelDrafter
-from driftguard_engine.drafters.eagle3 import Eagle3Drafter
+from driftguard_engine.drafters.heads import BlockDrafter, ChainDrafter, ParallelDrafter
 from driftguard_engine.drafters.hybrid import HybridDrafter
 from driftguard_engine.drafters.loaded import NO_DRAFT, LoadedDraft
 from driftguard_engine.drafters.medusa import MedusaDrafter
@@ -33,33 +33,35 @@ from driftguard_engine.drafters.suffix import SuffixDrafter
 from driftguard_engine.models import device_memory
 from driftguard_engine.models import directory as directories
 from driftguard_engine.models.base import TokenModel
-from driftguard_engine.models.eagle3 import Eagle3Model
-from driftguard_engine.models.eagle3_head import is_eagle3, read_head
+from driftguard_engine.models.chain_heads import Eagle3Model, FusedModel, ParallelModel
+from driftguard_engine.models.dflash import BlockModel
+from driftguard_engine.models.dflash_head import read_block_head
+from driftguard_engine.models.eagle3_head import read_head
+from driftguard_engine.models.fused_head import read_fused_head
 from driftguard_engine.models.llama import LlamaModel
 from driftguard_engine.models.loading import LoadedModel, Placement, check_same_tokenizer, load
 from driftguard_engine.models.medusa import MedusaModel
 from driftguard_engine.models.medusa_head import is_medusa, read_heads
+from driftguard_engine.models.speculators import TITLES, HeadDirectory, TargetSizes, head_kind
 from driftguard_engine.prefix_cache import PrefixCache
 
 logger = logging.getLogger(__name__)
 
 # Methods whose drafts take the device's memory.
-WITH_WEIGHTS = ("draft_model", "eagle3", "medusa", "hybrid", *DRAFTS_AHEAD, *OTHER_VOCABULARY)
-_NAMES = {
-    "suffix": "a corpus",
-    "eagle3": "an EAGLE-3 head",
-    "medusa": "a directory of Medusa heads",
-} | dict.fromkeys(("draft_model", *DRAFTS_AHEAD, *OTHER_VOCABULARY), "a draft model")
+WITH_WEIGHTS = ("draft_model", *TITLES, "medusa", "hybrid", *DRAFTS_AHEAD, *OTHER_VOCABULARY)
+_NAMES = {"suffix": "a corpus", "medusa": "a directory of Medusa heads", **TITLES} | dict.fromkeys(
+    ("draft_model", *DRAFTS_AHEAD, *OTHER_VOCABULARY), "a draft model"
+)
 
 
 def _kind_of(directory: Path, drafter: str) -> str:
-    """By what it is drafted with alone; drafter: what the engine was started with."""
+    """By what it is drafted with alone; drafter: what the engine was started with. Raises InvalidModel."""
     if is_corpus(directory):
         return "suffix"
     if is_medusa(directory):
         return "medusa"
-    if is_eagle3(directory):
-        return "eagle3"
+    if kind := head_kind(directory):
+        return kind
     return drafter if drafter in (*DRAFTS_AHEAD, *OTHER_VOCABULARY) else "draft_model"
 
 
@@ -151,7 +153,7 @@ class DraftLoader:
             return self._hybrid(serving.name, version, str(serving.directory), path)
         if kind == "suffix":
             raise InvalidModel(
-                f"draft: {name} is a corpus; --drafter hybrid takes a draft model or an EAGLE-3 head as "
+                f"draft: {name} is a corpus; --drafter hybrid takes a draft model or a head as "
                 "--draft, and a corpus as --corpus",
                 field="draft",
             )
@@ -197,9 +199,9 @@ class DraftLoader:
         return Corpus(read_documents(directory, self.target.tokenizer.get_vocab(), field=field))
 
     def _model(self, name: str) -> Drafter:
-        if is_eagle3(Path(name)):
+        if kind := head_kind(Path(name)):
             directory = directories.locate(name, field="draft")
-            return Eagle3Drafter(_eagle3_model(directory, self.target.model, self.placement))
+            return _head_drafter(kind, directory, self.target.model, self.placement)
         if is_medusa(Path(name)):
             return self._medusa(directories.locate(name, field="draft"))
         ahead, placement = self.config.drafter in DRAFTS_AHEAD, self.placement
@@ -280,19 +282,27 @@ class DraftLoader:
         return None
 
 
-def _eagle3_model(directory: Path, target: TokenModel, placement: Placement) -> Eagle3Model:
+def _head_drafter(kind: str, directory: Path, target: TokenModel, placement: Placement) -> Drafter:
     if (width := target.embedding.shape[1]) != target.hidden:
         raise InvalidModel(
-            f"draft: {directory} is an EAGLE-3 head, which is not computed for a target of these sizes: its "
+            f"draft: {directory} is {TITLES[kind]}, which is not computed for a target of these sizes: its "
             f"embeddings have size {width}, and its layers {target.hidden}",
             field="draft",
         )
-    head, ids = read_head(directory, target.layers, target.embedding, target.vocabulary, field="draft")
-    trained = head.config.layer.max_position_embeddings
+    sizes = TargetSizes(target.vocabulary, target.layers, target.hidden, target.embedding)
+    trained = HeadDirectory(directory, "draft").layer_config().max_position_embeddings
     if trained < target.max_length:
         logger.warning("%s was trained for %d of %d positions", directory, trained, target.max_length)
-    room = target.max_length + placement.spare
-    return Eagle3Model(head, ids, target.embedding, target.vocabulary, placement.slots, room)
+    slots, room = placement.slots, target.max_length + placement.spare
+    if kind in ("dflash", "dspark"):
+        block, ids = read_block_head(directory, sizes, field="draft")
+        return BlockDrafter(BlockModel(block, ids, sizes.embedding, sizes.vocabulary, slots, room))
+    if kind in ("mtp", "eagle"):
+        fused = read_fused_head(directory, sizes, field="draft")
+        return ChainDrafter(FusedModel(fused, sizes.embedding, target.unembed, slots, room))
+    head, ids = read_head(directory, sizes, field="draft")
+    given = (head, ids, sizes.embedding, sizes.vocabulary, slots, room)
+    return ParallelDrafter(ParallelModel(*given)) if kind == "peagle" else ChainDrafter(Eagle3Model(*given))
 
 
 def configured_draft(config: EngineConfig) -> str:

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 class HybridDrafter(Drafter):
     """See `Drafter`. A row whose longest match has least_match tokens or more gets what followed it, as
-    guesses; each other row gets what `model`, a draft model or an EAGLE-3 head, draws."""
+    guesses; each other row gets what `model`, a draft model or a head, draws."""
 
     obstacle = "it looks up on the host, for which each step waits"
     drafts_fewer = True

@@ -19,7 +19,7 @@ class Features:
 
     Layer i stands for what layer i of the model reads, from 0 (the embeddings) on: element i of the
     `hidden_states` of transformers, and what vLLM and speculators call auxiliary layer i. Behind the last
-    layer it is what the head reads, normalised.
+    layer it is what the output layer reads, which the final norm has normalised.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Features:
 
     def take(self, layer: int, hidden: Tensor) -> None:
         """hidden [N, H]: of the next N tokens of the pass. Kept where the layer is asked for."""
-        if layer in self._parts:
+        if self.asks(layer):
             self._parts[layer].append(hidden)
         if layer == self._exit_layer and self._at_exit is not None:
             self._at_exit(hidden)
@@ -80,6 +80,11 @@ class TokenModel(Protocol):
         """As `forward`, without logits."""
         ...
 
+    def unembed(self, hidden: Tensor) -> Tensor:
+        """Logits [N, V] of what the output layer reads, [N, hidden]; N >= MINIMUM_ROWS. For drafts: what a
+        model does to its logits behind that layer is left out."""
+        ...
+
     def decode(
         self,
         token_ids: Tensor,
@@ -112,10 +117,6 @@ class TokenModel(Protocol):
         chosen [B] int64: these tokens' places among all B * T, the last ones needed; None: T is 1.
         wanted [B]: the rows that need logits; None: all.
         """
-        ...
-
-    def predict(self, hidden: Tensor) -> Tensor:
-        """Logits [N, V] of what the head reads [N, hidden], as `Features` gives it behind the last layer."""
         ...
 
     def keep(self, slots: Sequence[int], starts: Sequence[int], paths: Sequence[Sequence[int]]) -> None:

@@ -24,10 +24,10 @@ from driftguard_engine.kernels.layer_launches import AttentionScratch
 from driftguard_engine.kv_cache import SlotCache
 from driftguard_engine.models import directory as directories
 from driftguard_engine.models import llama_weights
-from driftguard_engine.models.eagle3_head import is_eagle3, layer_config
 from driftguard_engine.models.llama_weights import Heads
 from driftguard_engine.models.loading import Placement, longest
 from driftguard_engine.models.medusa_head import is_medusa, sizes_of
+from driftguard_engine.models.speculators import HeadDirectory, head_kind
 
 # For what is not computed: CUDA graphs, the workspaces of libraries, a layer's weights while they are packed,
 # reading of prompts.
@@ -48,7 +48,9 @@ class ModelMemory:
     layers: int
     heads: Heads
     config: Any  # of transformers
-    fused: int = 0  # numbers of each position that heads keep beside keys and values, or without them
+    head: bool = False  # whose slots are as long as the target's, however long it is trained for
+    kept: int = 0  # numbers of each position that it keeps beside keys and values, or without them
+    block: int = 0  # positions behind them that it drafts at
 
     @classmethod
     def read(cls, field: str, name: str, dtype: torch.dtype) -> ModelMemory:
@@ -61,13 +63,12 @@ class ModelMemory:
                     for tensor in map(file.get_slice, file.keys()):
                         weights += math.prod(tensor.get_shape()) * _item_bytes(tensor.get_dtype(), dtype)
             if medusa:
-                hidden, vocabulary = sizes_of(directory)
+                kept, vocabulary = sizes_of(directory)
                 sizes: Any = PretrainedConfig()
                 sizes.vocab_size = vocabulary
-                return cls(field, weights, 0, Heads(1, 1, 1), sizes, hidden)
-            if is_eagle3(directory):
-                config = layer_config(directory, field=field)
-                return cls(field, weights, 1, _heads_of(config), config, config.hidden_size)
+                return cls(field, weights, 0, Heads(1, 1, 1), sizes, True, kept)
+            if kind := head_kind(directory):
+                return cls._of_head(HeadDirectory(directory, field), kind, weights)
             config = AutoConfig.from_pretrained(str(directory), trust_remote_code=False)
             text = config.get_text_config()
             return cls(field, weights, text.num_hidden_layers, _heads_of(text), config)
@@ -76,10 +77,20 @@ class ModelMemory:
                 f"{field}: how much memory {directory} needs cannot be told ({error})", field=field
             ) from error
 
+    @classmethod
+    def _of_head(cls, source: HeadDirectory, kind: str, weights: int) -> ModelMemory:
+        config = source.layer_config()
+        layers, kept, block = config.num_hidden_layers, config.hidden_size, 0
+        if kind in ("mtp", "eagle"):
+            layers = 1
+        if kind in ("dflash", "dspark"):
+            kept, block = 0, source.whole("block_size", 1, config.max_position_embeddings)
+        return cls(source.field, weights, layers, _heads_of(config), config, True, kept, block)
+
     def cache(self, placement: Placement) -> int:
         layer = SlotCache(placement.slots, self._room(placement), _META, placement.dtype)
         layer.add_layer(self.heads.keys, self.heads.dim, self.heads.dim)
-        layer.add_layer(1, self.fused, 0)
+        layer.add_layer(1, self.kept, 0)
         return self.layers * (layer.keys[0].nbytes + layer.values[0].nbytes) + layer.keys[1].nbytes
 
     def step(self, placement: Placement, drafts: int) -> int:
@@ -97,8 +108,9 @@ class ModelMemory:
 
     def _room(self, placement: Placement) -> int:
         """Positions of a slot."""
-        # A head's slots are as long as the target's, however long it is trained for.
-        length = placement.max_length if self.fused else longest(self.config, placement)
+        if self.head:
+            return placement.max_length + placement.spare + self.block
+        length = longest(self.config, placement)
         lean = placement.lean and llama_weights.supports(self.config, length)
         return length + placement.spare * lean
 

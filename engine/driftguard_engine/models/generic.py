@@ -8,6 +8,7 @@ alignment can change bits too. Correctness before speed: the lean path is severa
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -16,6 +17,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from driftguard_engine.kv_cache import SlotCache, Span
 from driftguard_engine.models.base import DecodesBySpans, Features
+from driftguard_engine.models.linear import Linear, choose
 
 ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention"})
 
@@ -123,12 +125,14 @@ class GenericModel(DecodesBySpans):
         for ids, span in _split(token_ids, spans):
             self._run(ids, span, features, logits_to_keep=1)
 
-    @torch.inference_mode()
-    def predict(self, hidden: Tensor) -> Tensor:
+    @cached_property
+    def _head(self) -> Linear:
         output = self._module.get_output_embeddings()
-        return torch.cat(
-            [output(row) for row in torch.split(hidden, 1)]
-        )  # one by one: their bits are their own
+        return choose(output.weight, getattr(output, "bias", None))
+
+    @torch.inference_mode()
+    def unembed(self, hidden: Tensor) -> Tensor:
+        return self._head.apply(hidden)
 
     def keep(self, slots: Sequence[int], starts: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
         self._store.keep(slots, starts, paths)

@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from driftguard_engine.kernels import layers
 from driftguard_engine.kernels.cuda.launcher import Launcher
@@ -20,7 +19,7 @@ from driftguard_engine.kernels.layer_kernels import LayerKernels, LayerOps, obst
 from driftguard_engine.kernels.layer_self_test import failure
 from driftguard_engine.kv_cache import SlotCache, Span
 from driftguard_engine.models.base import DecodesBySpans, Features
-from driftguard_engine.models.linear import MINIMUM_ROWS, choose
+from driftguard_engine.models.linear import choose
 from driftguard_engine.models.llama_weights import heads_of, layer_of, norm_of
 from driftguard_engine.models.span_layers import SpanLayers
 
@@ -142,10 +141,10 @@ class LlamaModel(DecodesBySpans):
     def forward(
         self, token_ids: Sequence[int], spans: Sequence[Span], features: Features | None = None
     ) -> Tensor:
-        hidden = self._final_norm.apply(self._hidden(token_ids, spans, features))
+        normed = self._final_norm.apply(self._hidden(token_ids, spans, features))
         if features is not None:
-            features.take(self.layers, hidden[: len(token_ids)])
-        return self._head.apply(hidden)[: len(token_ids)]  # [N, V]
+            features.take(self.layers, normed[: len(token_ids)])
+        return self._head.apply(normed)[: len(token_ids)]  # [N, V]
 
     @torch.inference_mode()
     def prefill(
@@ -156,9 +155,8 @@ class LlamaModel(DecodesBySpans):
             features.take(self.layers, self._final_norm.apply(hidden)[: len(token_ids)])
 
     @torch.inference_mode()
-    def predict(self, hidden: Tensor) -> Tensor:
-        count = len(hidden)
-        return self._head.apply(F.pad(hidden, (0, 0, 0, max(0, MINIMUM_ROWS - count))))[:count]
+    def unembed(self, hidden: Tensor) -> Tensor:
+        return self._head.apply(hidden)
 
     def keep(self, slots: Sequence[int], starts: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
         self._spans.cache.keep(slots, starts, paths)

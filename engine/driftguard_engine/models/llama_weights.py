@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from driftguard_engine.kernels.layer_kernels import LayerOps
 from driftguard_engine.kernels.layers import Norm
@@ -82,7 +82,17 @@ def layer_of(module: Any, heads: Heads, ops: LayerOps) -> Layer:
     )
 
 
+class NoNorm(Norm):
+    """In place of a norm that a head lacks."""
+
+    def apply(self, x: Tensor) -> Tensor:
+        return x
+
+
 def norm_of(module: Any) -> Norm:
+    """module: of transformers; None or an identity: there is none."""
+    if module is None or isinstance(module, nn.Identity):
+        return NoNorm(torch.empty(0), 0.0)
     return Norm(module.weight.detach(), module.variance_epsilon)
 
 

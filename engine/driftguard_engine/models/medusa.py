@@ -50,7 +50,7 @@ class MedusaModel:
             hidden = hidden + F.silu(block.apply(hidden))
         if self._outputs:
             return self._outputs[head].apply(hidden)[:count]
-        return self._target.predict(hidden[:count])
+        return self._target.unembed(hidden)[:count]
 
     def copy(self, source: int, span: Span) -> None:
         self._cache.copy(source, span)

@@ -55,12 +55,20 @@ class SpanLayers:
         row_bytes = (heads.queries + heads.keys) * heads.dim * like.dtype.itemsize
         self._rows_are_aligned = row_bytes % _ALIGNMENT_BYTES == 0
 
-    def batch(self, spans: Sequence[Span]) -> SpanBatch:
+    def batch(self, spans: Sequence[Span], *, causal: bool = True) -> SpanBatch:
+        """causal: no token sees one behind it; else each sees its whole span too."""
         places = self.cache.places(spans)
         positions = [position for span in spans for position in span.positions]
         at = upload([*positions, *[0] * (MINIMUM_ROWS - len(positions))], self._device)
-        masks = [self._mask(span) for span in spans]
+        masks = [self._mask(span) if causal else None for span in spans]
         return SpanBatch(spans, upload(places, self._device), self.cos[at, None], self.sin[at, None], masks)
+
+    def store(self, index: int, layer: Layer, read: Tensor, places: Tensor) -> None:
+        """Writes the keys and values of read [N, in] to these rows [N] of the cache; N >= 1."""
+        positions = places % self.cache.length
+        at = F.pad(positions, (0, max(0, MINIMUM_ROWS - len(places))))
+        batch = SpanBatch([], places, self.cos[at, None], self.sin[at, None], [])
+        self._stored(index, layer, layer.qkv.apply(read), batch)
 
     def filled(self, token_ids: Sequence[int], batch: SpanBatch) -> Tensor:
         """The tokens, on the device, and 0 in the rows that fill up: [rows]."""
@@ -73,8 +81,8 @@ class SpanLayers:
         hidden = layer.output.plus(mixed, hidden)
         return layer.down.plus(layer.gated.apply(layer.mlp_norm.apply(hidden)), hidden)
 
-    def _attend(self, index: int, layer: Layer, qkv: Tensor, batch: SpanBatch) -> Tensor:
-        """Writes the new keys and values and returns the heads' outputs [rows, H * D]."""
+    def _stored(self, index: int, layer: Layer, qkv: Tensor, batch: SpanBatch) -> Tensor:
+        """Writes the new keys and values and returns the rotated queries, [rows, H, D]."""
         split = self._heads.queries + self._heads.keys
         heads = qkv.view(qkv.shape[0], split + self._heads.keys, self._heads.dim)
         unrotated = heads[:, :split]  # queries and keys
@@ -84,9 +92,14 @@ class SpanLayers:
         count = batch.tokens
         self.cache.keys[index].index_copy_(0, batch.places, rotated[:count, self._heads.queries :])
         self.cache.values[index].index_copy_(0, batch.places, heads[:count, split:])
+        return rotated[:, : self._heads.queries]
+
+    def _attend(self, index: int, layer: Layer, qkv: Tensor, batch: SpanBatch) -> Tensor:
+        """Writes the new keys and values and returns the heads' outputs [rows, H * D]."""
+        rotated = self._stored(index, layer, qkv, batch)
         outputs, first = [], 0
         for span, mask in zip(batch.spans, batch.masks, strict=True):
-            queries = rotated[first : first + span.count, : self._heads.queries]  # [T, H, D]
+            queries = rotated[first : first + span.count]  # [T, H, D]
             outputs.append(self._attend_span(index, queries, span, mask))
             first += span.count
         if first < qkv.shape[0]:
@@ -122,3 +135,8 @@ class SpanLayers:
             mask[:, span.start :][span.seen().to(mask.device)] = 0
         group = self._heads.queries // self._heads.keys
         return mask if group == 1 else mask.repeat(group, 1)
+
+
+def filled(rows: Tensor) -> Tensor:
+    """rows [N, in] with rows of 0 behind them, up to MINIMUM_ROWS."""
+    return F.pad(rows, (0, 0, 0, max(0, MINIMUM_ROWS - len(rows))))

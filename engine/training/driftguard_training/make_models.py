@@ -20,7 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrai
 
 from driftguard_training import corpus
 from driftguard_training.acceptance import distillation_loss
-from driftguard_training.eagle3 import PASSES, frequent_tokens, head_loss, new_head, save_head
+from driftguard_training.heads import PASSES, frequent_tokens, head_loss, new_head, save_head
 from driftguard_training.medusa import heads_loss, measured_tree, new_heads, save_heads
 from driftguard_training.model_directories import load_model, save_model
 from driftguard_training.pretraining import Schedule, train

@@ -1,4 +1,5 @@
-"""Small EAGLE-3 heads, and what a head predicts, computed anew for a whole sequence in float64."""
+"""Small EAGLE-3 heads, and what a head that is read place after place predicts, computed anew for a whole
+sequence in float64."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from typing import Any
 
 import torch
 from driftguard_engine.models.eagle3_head import Eagle3Head, HeadConfig
-from driftguard_training.eagle3 import head_loss, new_head, save_head
+from driftguard_engine.models.speculators import AnyHead, TargetSizes
+from driftguard_training.heads import head_loss, new_head, save_head
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
@@ -19,6 +21,12 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 def load_target(directory: Path) -> Any:
     module: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     return module.eval()
+
+
+def sizes_of(target: Any) -> TargetSizes:
+    config = target.config.get_text_config()
+    embedding = target.get_input_embeddings().weight.detach()
+    return TargetSizes(config.vocab_size, config.num_hidden_layers, config.hidden_size, embedding)
 
 
 def layer_like(target: Any, kind: type[LlamaConfig | Qwen3Config] = LlamaConfig) -> Any:
@@ -49,11 +57,16 @@ def random_head(target: Any, vocabulary: int, features: tuple[int, ...], **norms
     """Far from uniform, and of no use. `embeds`: with an embedding of its own; `qwen3`: a layer of Qwen3."""
     kind = Qwen3Config if norms.pop("qwen3", False) else LlamaConfig
     layer, embeds = layer_like(target, kind), norms.pop("embeds", False)
-    torch.manual_seed(11)
     head = Eagle3Head(HeadConfig(layer, vocabulary, features, **norms), layer.hidden_size, embeds=embeds)
+    return disturbed(head)
+
+
+def disturbed(head: AnyHead, scale: float = 0.25) -> AnyHead:
+    """Far from uniform, and of no use."""
+    torch.manual_seed(11)
     for parameter in head.parameters():
         if parameter.dim() > 1:
-            torch.nn.init.normal_(parameter, std=0.25)
+            torch.nn.init.normal_(parameter, std=scale)
         else:
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
     return head
@@ -81,6 +94,8 @@ def save_distilled_head(directory: Path, target_directory: Path, texts: Sequence
 class Reference:
     """The head in a directory, by the formulas of the paper: place after place, and nothing is kept."""
 
+    layers: Sequence[str] = ("layers.0",)
+
     def __init__(self, directory: Path, target: Any) -> None:
         self._config = json.loads((directory / "config.json").read_text())
         self._layer = self._config["transformer_layer_config"]
@@ -94,19 +109,33 @@ class Reference:
         """[len(drafts), V]: from which each of these drafts behind the sequence should have been drawn."""
         with torch.inference_mode():
             told = self._target(torch.tensor([sequence]), output_hidden_states=True).hidden_states
-        layers = self._config["eagle_aux_hidden_state_layer_ids"]
-        fused = self._fused([told[layer][0].double() for layer in layers])
+        fused = self._fused([each[0].double() for each in told])
         found: list[Tensor] = []
-        places: list[tuple[Tensor, Tensor]] = []
+        places: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self.layers]
         for place in range(len(sequence) - 1):
             output = self._place(places, fused[place], sequence[place + 1])
         for draft in drafts:
-            normed = self._norm(output, "norm")
-            found.append(self._spread(self._weights["lm_head.weight"] @ normed))
-            output = self._place(places, normed if self._config["norm_output"] else output, draft)
+            logits, following = self._predicted(output)
+            found.append(logits)
+            output = self._place(places, *self._following(following, draft))
         return torch.stack(found).float()
 
+    def drafts(self, sequence: Sequence[int], asked: int) -> int:
+        """How many drafts there should be behind the sequence, where so many are asked for."""
+        return asked if len(sequence) > 1 else 0  # of one token the target has read nothing yet
+
+    def _following(self, vector: Tensor, draft: int) -> tuple[Tensor, int]:
+        """What is read behind a draft."""
+        return vector, draft
+
+    def _predicted(self, output: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits, and what stands for the fused vector at the next place."""
+        normed = self._norm(output, "norm")
+        logits = self._spread(self._weights["lm_head.weight"] @ normed)
+        return logits, normed if self._config["norm_output"] else output
+
     def _fused(self, states: list[Tensor]) -> Tensor:
+        states = [states[layer] for layer in self._config["eagle_aux_hidden_state_layer_ids"]]
         if self._config["fc_norm"]:
             states = [self._norm(each, f"fc_norm.{index}") for index, each in enumerate(states)]
         features = torch.cat(states, -1)
@@ -114,33 +143,54 @@ class Reference:
             features = self._norm(features, "input_norm")
         return features @ self._weights["fc.weight"].T
 
-    def _place(self, places: list[tuple[Tensor, Tensor]], vector: Tensor, token: int) -> Tensor:
-        """Appends its keys and values to `places`; what the layer gives there, [hidden]."""
+    def _embedded(self, token: int) -> Tensor:
         embedding = self._weights.get("embed_tokens.weight")
         if embedding is None:
             embedding = self._target.get_input_embeddings().weight.detach().double()
+        return embedding[token]
+
+    def _entered(self, vector: Tensor, token: int) -> tuple[Tensor, Tensor]:
+        """What attention reads, and what its output is added to."""
         normed = self._norm(vector, "layers.0.hidden_norm")
-        read = torch.cat([self._norm(embedding[token], "layers.0.input_layernorm"), normed])
-        heads, dim = self._layer["num_attention_heads"], self._layer["head_dim"]
-        query, key, value = (
-            (self._weights[f"layers.0.self_attn.{name}_proj.weight"] @ read).view(-1, dim) for name in "qkv"
+        read = torch.cat([self._norm(self._embedded(token), "layers.0.input_layernorm"), normed])
+        return read, normed if self._config["norm_before_residual"] else vector
+
+    def _place(self, places: list[list[tuple[Tensor, Tensor]]], vector: Tensor, token: int) -> Tensor:
+        """Appends its keys and values to `places`; what the last layer gives there, [hidden]."""
+        read, hidden = self._entered(vector, token)
+        for index, (name, seen) in enumerate(zip(self.layers, places, strict=True)):
+            if index:
+                read = self._norm(hidden, f"{name}.input_layernorm")
+            place = len(seen)
+            seen.append(self._key_and_value(name, read, place))
+            hidden = self._layered(name, seen, read, hidden, place)
+        return hidden
+
+    def _projected(self, name: str, part: str, read: Tensor) -> Tensor:
+        """[heads, dim]"""
+        found = (self._weights[f"{name}.self_attn.{part}_proj.weight"] @ read).view(
+            -1, self._layer["head_dim"]
         )
-        if "layers.0.self_attn.q_norm.weight" in self._weights:
-            query = self._norm(query, "layers.0.self_attn.q_norm")
-            key = self._norm(key, "layers.0.self_attn.k_norm")
-        place = len(places)
-        places.append((self._rotated(key, place), value))
+        norm = f"{name}.self_attn.{part}_norm"
+        return self._norm(found, norm) if f"{norm}.weight" in self._weights else found
+
+    def _key_and_value(self, name: str, read: Tensor, place: int) -> tuple[Tensor, Tensor]:
+        return self._rotated(self._projected(name, "k", read), place), self._projected(name, "v", read)
+
+    def _layered(
+        self, name: str, seen: list[tuple[Tensor, Tensor]], read: Tensor, residual: Tensor, place: int
+    ) -> Tensor:
+        """What the layer gives at this place, [hidden], where it sees these keys and values."""
+        query = self._rotated(self._projected(name, "q", read), place)
         keys, values = (
-            torch.stack(each).repeat_interleave(heads // len(key), 1) for each in zip(*places, strict=True)
+            torch.stack(each).repeat_interleave(len(query) // len(each[0]), 1)
+            for each in zip(*seen, strict=True)
         )  # [places, heads, dim]
-        scores = (keys * self._rotated(query, place)).sum(-1, keepdim=True) / math.sqrt(dim)
+        scores = (keys * query).sum(-1, keepdim=True) / math.sqrt(query.shape[-1])
         mixed = (scores.softmax(0) * values).sum(0).flatten()
-        residual = normed if self._config["norm_before_residual"] else vector
-        hidden = residual + self._weights["layers.0.self_attn.o_proj.weight"] @ mixed
-        normed = self._norm(hidden, "layers.0.post_attention_layernorm")
-        gate, up, down = (
-            self._weights[f"layers.0.mlp.{name}_proj.weight"] for name in ("gate", "up", "down")
-        )
+        hidden = residual + self._weights[f"{name}.self_attn.o_proj.weight"] @ mixed
+        normed = self._norm(hidden, f"{name}.post_attention_layernorm")
+        gate, up, down = (self._weights[f"{name}.mlp.{part}_proj.weight"] for part in ("gate", "up", "down"))
         return hidden + down @ (torch.nn.functional.silu(gate @ normed) * (up @ normed))
 
     def _rotated(self, x: Tensor, place: int) -> Tensor:

@@ -13,11 +13,12 @@ import pytest
 import torch
 from driftguard_engine.config import EngineConfig
 from driftguard_engine.core import InvalidModel
+from driftguard_engine.drafters.heads import HeadDrafter
 from driftguard_engine.engine import Engine
 from driftguard_engine.kernels.layer_launches import AttentionScratch
 from driftguard_engine.models import device_memory, loading
+from driftguard_engine.models.chain_heads import Eagle3Model
 from driftguard_engine.models.device_memory import RESERVE_BYTES, ModelMemory, check_fits, free_bytes
-from driftguard_engine.models.eagle3 import Eagle3Model
 from driftguard_engine.models.eagle3_head import read_head
 from driftguard_engine.models.generic import GenericModel
 from driftguard_engine.models.llama import LlamaModel
@@ -25,7 +26,8 @@ from driftguard_engine.models.loading import Placement, load
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
-from tests.engine.core.eagle3_heads import load_target, save_random_head
+from tests.engine.core.eagle3_heads import load_target, save_random_head, sizes_of
+from tests.engine.core.heads import save_random
 from tests.engine.core.tiny import request, save, tokens
 from tests.engine.kernels.emulated import SOURCES, Emulated
 from tests.engine.simt.emulator import Module
@@ -87,11 +89,27 @@ def test_what_is_computed_of_a_head_is_what_torch_allocates(tmp_path: Path) -> N
     save_random_head(tmp_path / "head", target, range(0, 257, 2), (0, 1))
     placement = Placement(torch.float32, CPU, slots=3, max_length=50, spare=7)
     told = ModelMemory.read("draft", str(tmp_path / "head"), torch.float32)
-    head, ids = read_head(tmp_path / "head", 2, target.model.embed_tokens.weight, 257, field="draft")
+    head, ids = read_head(tmp_path / "head", sizes_of(target), field="draft")
     maps = ids.nbytes + 257  # d2t, t2d
     assert told.weights == sum(each.nbytes for each in head.parameters()) + maps
     cache = Eagle3Model(head, ids, target.model.embed_tokens.weight, 257, 3, 57)._cache
     assert told.cache(placement) == sum(each.nbytes for each in [*cache.keys, *cache.values])
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"), [("peagle", {"layers": 2}), ("mtp", {}), ("dflash", {})], ids=str
+)
+def test_what_is_computed_of_other_heads_is_what_torch_allocates(
+    tmp_path: Path, kind: str, settings: dict[str, Any]
+) -> None:
+    directory = Path(save(tmp_path / "llama", "llama", seed=1))
+    save_random(tmp_path / "head", kind, load_target(directory), **settings)
+    engine = Engine(EngineConfig(str(directory), str(tmp_path / "head"), kind, max_batch=3, max_length=50))
+    drafter = engine._drafts._serving.drafter
+    assert isinstance(drafter, HeadDrafter)
+    told, cache = ModelMemory.read("draft", str(tmp_path / "head"), torch.float32), drafter._model._cache
+    placed = Placement(torch.float32, CPU, slots=3, max_length=50)
+    assert told.cache(placed) == sum(each.nbytes for each in [*cache.keys, *cache.values])
 
 
 def test_the_memory_of_a_step_is_that_of_its_logits_and_its_attention(

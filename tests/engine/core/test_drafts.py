@@ -19,6 +19,7 @@ from driftguard_engine.engine import Engine
 
 from tests.engine.core.corpora import save_corpus
 from tests.engine.core.eagle3_heads import load_target, save_random_head
+from tests.engine.core.heads import KINDS, save_random
 from tests.engine.core.tiny import drain, finished, request, save, serve, tokens
 
 
@@ -219,25 +220,27 @@ def test_a_head_is_put_into_service_under_traffic_and_serves_after_a_restart(
     tmp_path: Path,
     ahead: bool,
 ) -> None:
-    """In place of a draft model, in place of another head that reads other layers, and back."""
-    other = save_random_head(tmp_path / "other", load_target(models / "llama"), range(257), (1,))
+    """In place of a draft model, in place of other heads that read other layers, and back."""
+    target = load_target(models / "llama")
+    other = save_random_head(tmp_path / "other", target, range(257), (1,))
+    others = [other, *(save_random(tmp_path / kind, kind, target) for kind in KINDS)]
     answer = tokens(new_engine(), request("r", max_tokens=40))["r"]
-    engine = new_engine(ahead=ahead, state_dir=tmp_path / "state")
+    engine = new_engine(ahead=ahead, state_dir=tmp_path / "state", max_batch=9)
     first, outputs = engine.draft, list[Any]()
-    infos = [first, *(engine.load_draft(directory) for directory in (head_of("llama"), other))]
-    assert [info.method for info in infos] == ["draft_model", "eagle3", "eagle3"]
-    for turn, info in enumerate([infos[1], infos[2], first, infos[1]]):
+    infos = [first, *(engine.load_draft(directory) for directory in (head_of("llama"), *others))]
+    assert [info.method for info in infos] == ["draft_model", "eagle3", "eagle3", *KINDS]
+    served = [*infos[1:], first, infos[1]]
+    for turn, info in enumerate(served):
         engine.load_draft(str(info.directory), info.version)  # it may have left with its last request
         engine.swap_draft(info.version)
         engine.submit(request(f"{turn}", max_tokens=40))
         outputs += engine.step()
         outputs += engine.step()
     done = finished(outputs + drain(engine))
-    assert [done[f"{turn}"].draft for turn in range(4)] == [infos[1], infos[2], first, infos[1]]
+    assert [done[f"{turn}"].draft for turn in range(len(served))] == served
     assert {each.output_token_ids for each in done.values()} == {answer}
-    assert (
-        done["3"].counts == done["0"].counts == serve(engine, request("alone", max_tokens=40))["alone"].counts
-    )
+    last, alone = done[f"{len(served) - 1}"], serve(engine, request("alone", max_tokens=40))["alone"]
+    assert last.counts == done["0"].counts == alone.counts
     assert done["0"].counts.accepted > 0
     assert new_engine(state_dir=tmp_path / "state").draft == infos[1]
 
@@ -252,7 +255,7 @@ def test_the_drafter_and_its_draft_are_of_one_kind(
         InvalidModel, match="is a draft model, for --drafter draft_model; --drafter suffix takes a corpus"
     ):
         new_engine(drafter="suffix")
-    with pytest.raises(InvalidModel, match="is a corpus; --drafter hybrid takes a draft model or an EAGLE-3"):
+    with pytest.raises(InvalidModel, match="is a corpus; --drafter hybrid takes a draft model or a head"):
         new_engine(drafter="hybrid", draft=corpus)
     with pytest.raises(InvalidModel, match=r"corpus: the corpus in .* cannot be read"):
         new_engine(drafter="hybrid", corpus=str(models / "llama"))

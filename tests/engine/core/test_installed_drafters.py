@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from driftguard_engine.config import EngineConfig, InvalidConfig
+from driftguard_engine.config import DRAFTERS, EngineConfig, InvalidConfig
 from driftguard_engine.core import InvalidModel
 from driftguard_engine.engine import Engine
 from driftguard_engine.options import BUNDLED, LimitOptions, ModelOptions, ServerOptions, engine_config
@@ -92,7 +92,7 @@ def test_the_command_line_takes_it_by_name_and_gives_it_no_draft_of_its_own_acco
 
 @pytest.mark.usefixtures("installed")
 def test_an_unknown_name_is_refused_with_those_that_there_are(models: Path) -> None:
-    known = "draft_model, eagle3, ngram, suffix, hybrid, ssd, mirror, tli, slem, none, bigram"
+    known = ", ".join((*DRAFTERS, "bigram"))
     with pytest.raises(InvalidConfig, match=f"drafter: 'trigram' is not one of {known}"):
         EngineConfig(str(models / "llama"), drafter="trigram")
 

@@ -19,6 +19,7 @@ from driftguard_engine.engine import Engine
 from safetensors.torch import load_file, save_file
 
 from tests.engine.core.eagle3_heads import load_target, save_random_head
+from tests.engine.core.heads import save_random
 from tests.engine.core.tiny import CONTEXT, letter_tokenizer, request, save, serve
 from tests.engine.server.tiny_models import byte_tokenizer
 
@@ -251,7 +252,8 @@ def test_a_head_whose_weights_do_not_fit_is_refused_by_the_name_of_the_tensor(
         ({"transformer_layer_config": 5}, "transformer_layer_config cannot be used"),
         ({"layer": {"model_type": "gpt2"}}, "a layer of 'gpt2' with these settings is not computed"),
         ({"layer": {"hidden_act": "gelu"}}, "a layer of 'llama' with these settings is not computed"),
-        ({"layer": {"num_hidden_layers": 2}}, "transformer_layer_config.num_hidden_layers: 2, only 1 is"),
+        ({"layer": {"num_hidden_layers": 2}}, "layers.1.self_attn.q_proj.weight is missing"),
+        ({"layer": {"num_hidden_layers": 0}}, "transformer_layer_config.num_hidden_layers: 0"),
         ({"layer": {"vocab_size": 300}}, "transformer_layer_config.vocab_size: 300, the target's is 257"),
         ({"layer": {"hidden_size": 64}}, "embed_tokens.weight is [257, 32], needed is [257, 64]"),
     ],
@@ -262,6 +264,44 @@ def test_a_head_whose_configuration_does_not_fit_is_refused_by_the_name_of_the_s
 ) -> None:
     configure(head, **changes)
     assert reason in refused(engine, head)
+
+
+@pytest.mark.parametrize(
+    ("kind", "tensors", "changes", "reason"),
+    [
+        ("peagle", {"mask_hidden": None}, {}, "mask_hidden is missing"),
+        ("peagle", {}, {"mask_token_id": None}, "mask_token_id: None is not between 0 and 256"),
+        ("mtp", {"mtp_layers-0-input_proj-weight": None}, {}, "mtp_layers.0.input_proj.weight is missing"),
+        ("mtp", {"d2t": SMALL}, {}, "d2t is no part of an MTP head"),
+        ("mtp", {}, {"num_nextn_predict_layers": 2}, "num_nextn_predict_layers: 2, only 1 is computed"),
+        ("mtp", {}, {"layer": {"model_type": "qwen3_next"}}, "a layer of 'qwen3_next' with these settings"),
+        ("mtp", {}, {"layer": {"hidden_size": 64}}, "hidden_size: 64, the target's is 32"),
+        ("eagle", {"fusion_fc-bias": SMALL}, {}, "fusion_fc.bias is no part of an EAGLE head"),
+        ("eagle", {}, {"layernorms": True}, "embedding_layernorm.weight is missing"),
+        ("dflash", {}, {"block_size": 1}, "block_size: 1 is not between 2 and 160"),
+        ("dflash", {}, {"mask_token_id": 257}, "mask_token_id: 257 is not between 0 and 256"),
+        ("dflash", {}, {"layer": {"model_type": "llama"}}, "'llama', only layers of qwen3 are computed"),
+        ("dflash", {}, {"aux_hidden_state_layer_ids": [2]}, "aux_hidden_state_layer_ids: 2 is not between 0"),
+        ("dspark", {}, {"markov_head_type": "mlp"}, "markov_head_type: 'mlp' is not one of vanilla, gated"),
+        ("dspark", {}, {"markov_rank": 8}, "markov_head.markov_w1.weight is [257, 4], needed is [257, 8]"),
+        ("dspark", {}, {"speculators_model_type": "xpress"}, "of the speculators_model_type 'xpress'"),
+    ],
+    ids=str,
+)
+def test_a_head_of_another_kind_that_does_not_fit_is_refused_by_name(
+    engine: Engine,
+    models: Path,
+    tmp_path: Path,
+    kind: str,
+    tensors: dict[str, torch.Tensor | None],
+    changes: dict[str, Any],
+    reason: str,
+) -> None:
+    save_random(tmp_path / "head", kind, load_target(models / "llama"))
+    (tmp_path / "head" / "SHA256SUMS").unlink()
+    change(tmp_path / "head", **tensors)
+    configure(tmp_path / "head", **changes)
+    assert reason in refused(engine, tmp_path / "head")
 
 
 def test_a_head_of_another_width_needs_an_embedding_of_its_own(engine: Engine, head: Path) -> None:
@@ -362,6 +402,7 @@ def test_a_full_queue_and_a_doubled_id_are_refused_and_lose_nothing(engine: Engi
         ("drafter", {"drafter": "no_such_drafter"}),
         ("draft", {"draft": None}),
         ("draft", {"drafter": "eagle3", "draft": None}),
+        ("draft", {"drafter": "mtp", "draft": None}),
         ("threads", {"threads": 0}),
     ],
 )

@@ -3,69 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from driftguard_engine.config import EngineConfig
 from driftguard_engine.core import FinishedRequest
 from driftguard_engine.decode import placement
-from driftguard_engine.drafters.eagle3 import Eagle3Drafter
+from driftguard_engine.drafters.heads import ChainDrafter
 from driftguard_engine.engine import Engine
 from driftguard_engine.kernels.steps import RowState
 from driftguard_engine.models.base import Features
-from driftguard_engine.models.eagle3 import Eagle3Model
+from driftguard_engine.models.chain_heads import ChainModel
 from driftguard_engine.speculation import Verification
 from torch import Tensor
 
 from tests.engine.core.eagle3_heads import Reference, load_target, save_distilled_head, save_random_head
-from tests.engine.core.tiny import drain, finished, request, save, serve
-
-PROMPTS = {"one": (7,), "two": (5, 6), "chunk": tuple(range(9)), "long": (1, 2, 3, 4) * 6}
-
-
-@dataclass(frozen=True, slots=True)
-class Drafted:
-    sequence: list[int]
-    asked: int
-    drafts: list[int]
-    logits: Tensor  # [drafts, V]
-
-
-@pytest.fixture
-def drafted(monkeypatch: pytest.MonkeyPatch) -> list[Drafted]:
-    """All drafts of all steps from here on."""
-    seen: list[Drafted] = []
-    draft = Eagle3Drafter.draft
-
-    def watch(self: Eagle3Drafter, rows: RowState, verification: Verification, launcher: Any) -> None:
-        asked = rows.drafted.tolist()
-        draft(self, rows, verification, launcher)
-        for row, (slot, length, count) in enumerate(
-            zip(rows.slots.tolist(), rows.lengths.tolist(), rows.drafted.tolist(), strict=True)
-        ):
-            seen.append(
-                Drafted(
-                    rows.state.token_ids[slot, :length].tolist(),
-                    asked[row],
-                    verification.draft_tokens[row, :count].tolist(),
-                    verification.draft_logits[row, :count].clone(),
-                )
-            )
-
-    monkeypatch.setattr(Eagle3Drafter, "draft", watch)
-    return seen
-
-
-@pytest.fixture(scope="module")
-def targets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("targets")
-    save(root / "llama", seed=3, num_hidden_layers=5)
-    for kind in ("gpt2", "odd_llama"):
-        save(root / kind, kind, seed=3)
-    return root
+from tests.engine.core.tiny import drain, finished, request, serve
+from tests.engine.drafters.watched import PROMPTS, Drafted, check, engine_of, traffic
 
 
 @pytest.fixture(scope="module")
@@ -77,31 +32,8 @@ def distilled(tmp_path_factory: pytest.TempPathFactory, targets: Path) -> Path:
     return Path(save_distilled_head(tmp_path_factory.mktemp("heads") / "head", targets / "llama", texts))
 
 
-def engine_of(target: Path, head: Path, **changes: Any) -> Engine:
-    settings: dict[str, Any] = {"max_batch": 3, "prefill_chunk_tokens": 8} | changes
-    return Engine(EngineConfig(str(target), str(head), "eagle3", **settings))
-
-
-def traffic() -> list[Any]:
-    """More requests than slots, of every way to draft; some prompts begin like others."""
-    ways: list[dict[str, Any]] = [{}, {"temperature": 1.0}, {"num_speculative_tokens": 1}, {"max_tokens": 2}]
-    return [
-        request(f"{name}{way}", prompt, seed=way, **{"max_tokens": 14} | ways[way])
-        for way in range(len(ways))
-        for name, prompt in PROMPTS.items()
-    ]
-
-
-def check(drafted: list[Drafted], reference: Reference) -> None:
-    assert sum(len(each.drafts) for each in drafted) > 100
-    for each in drafted:
-        if len(each.sequence) == 1:  # nothing was read by the target yet
-            assert not each.drafts
-            continue
-        assert len(each.drafts) == each.asked, "drafts are missing"
-        if each.drafts:
-            expected = reference.logits(each.sequence, each.drafts)
-            torch.testing.assert_close(each.logits, expected, rtol=1e-3, atol=1e-3)
+def eagle3_engine(target: Path, head: Path, **changes: Any) -> Engine:
+    return engine_of(target, head, "eagle3", **changes)
 
 
 HEADS: list[dict[str, bool]] = [
@@ -119,7 +51,7 @@ def test_each_draft_is_drawn_from_what_the_head_gives_for_the_whole_sequence(
     target = load_target(targets / "llama")
     pruned = [each for each in range(257) if each % 4]
     save_random_head(tmp_path / "head", target, pruned, (1, 2, 4), **norms)
-    serve(engine_of(targets / "llama", tmp_path / "head"), *traffic())
+    serve(eagle3_engine(targets / "llama", tmp_path / "head"), *traffic())
     check(drafted, Reference(tmp_path / "head", target))
 
 
@@ -144,7 +76,7 @@ def test_every_kind_of_target_gives_the_features(
     target = load_target(targets / kind)
     save_random_head(tmp_path / "head", target, range(257), (0, 1))
     monkeypatch.setattr(placement, "runs_ahead", lambda _: ahead)
-    serve(engine_of(targets / kind, tmp_path / "head", model_path=path), *traffic())
+    serve(eagle3_engine(targets / kind, tmp_path / "head", model_path=path), *traffic())
     check(drafted, Reference(tmp_path / "head", target))
 
 
@@ -152,7 +84,7 @@ def test_accepted_drafts_are_read_again_with_the_targets_own_features(
     targets: Path, distilled: Path, drafted: list[Drafted]
 ) -> None:
     """Steps that keep none, one, two and three of their drafts."""
-    engine = engine_of(targets / "llama", distilled)
+    engine = eagle3_engine(targets / "llama", distilled)
     done = serve(engine, *(request(name, prompt, 40) for name, prompt in PROMPTS.items()))
     histograms = (each.counts.acceptance_histogram for each in done.values())
     kept = [sum(column) for column in zip(*histograms, strict=True)]
@@ -175,7 +107,7 @@ def test_what_was_decoded_without_drafts_is_read_before_the_next(
     targets: Path, distilled: Path, drafted: list[Drafted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As adaptive K does where speculation does not pay."""
-    engine = engine_of(targets / "llama", distilled)
+    engine = eagle3_engine(targets / "llama", distilled)
     without_speculation_for_a_while(engine, monkeypatch)
     asked = [
         request(f"{name}{seed}", prompt, 30, seed=seed) for name, prompt in PROMPTS.items() for seed in (0, 1)
@@ -188,7 +120,7 @@ def test_a_prompt_that_begins_like_another_is_gone_on_with(
     targets: Path, distilled: Path, drafted: list[Drafted]
 ) -> None:
     """In the slot of the other and in another one, at each place of the next token's own."""
-    engine, shared = engine_of(targets / "llama", distilled), tuple(range(40, 64))
+    engine, shared = eagle3_engine(targets / "llama", distilled), tuple(range(40, 64))
     prompts = [(*shared[:length], *behind) for length in (16, 24) for behind in ((1, 2), (3, 4), (5,) * 11)]
     done: dict[str, FinishedRequest] = {}
     for index, prompt in enumerate(prompts * 2):  # one after another: in the slot that holds the beginning
@@ -201,7 +133,7 @@ def test_a_prompt_that_begins_like_another_is_gone_on_with(
 def test_an_aborted_request_leaves_nothing_to_the_next_in_its_slot(
     targets: Path, distilled: Path, drafted: list[Drafted]
 ) -> None:
-    engine = engine_of(targets / "llama", distilled, max_batch=1)
+    engine = eagle3_engine(targets / "llama", distilled, max_batch=1)
     for index in range(6):
         engine.submit(request(f"gone{index}", range(index, index + 20), 30))
         for _ in range(index + 2):
@@ -215,64 +147,64 @@ def test_an_aborted_request_leaves_nothing_to_the_next_in_its_slot(
 
 def stale_features(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of decoded tokens the features are those of the step before."""
-    observe, before = Eagle3Drafter.observe, dict[tuple[int, ...], Tensor]()
+    observe, before = ChainDrafter.observe, dict[tuple[int, ...], Tensor]()
 
-    def late(self: Eagle3Drafter, rows: RowState, features: Tensor, accepted: Tensor) -> None:
+    def late(self: ChainDrafter, rows: RowState, features: Tensor, accepted: Tensor) -> None:
         now = before.get(tuple(features.shape), features)
         before[tuple(features.shape)] = features
         observe(self, rows, now, accepted)
 
-    monkeypatch.setattr(Eagle3Drafter, "observe", late)
+    monkeypatch.setattr(ChainDrafter, "observe", late)
 
 
 def rejected_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is kept first of a place stays: that of a rejected token, too."""
-    observe, keep, written = Eagle3Drafter.observe, Eagle3Model.keep, set[int]()
+    observe, keep, written = ChainDrafter.observe, ChainModel.keep, set[int]()
 
-    def observe_all(self: Eagle3Drafter, rows: RowState, features: Tensor, accepted: Tensor) -> None:
+    def observe_all(self: ChainDrafter, rows: RowState, features: Tensor, accepted: Tensor) -> None:
         observe(self, rows, features, rows.drafted)
 
-    def keep_first(self: Eagle3Model, features: Tensor, places: Tensor) -> None:
+    def keep_first(self: ChainModel, features: Tensor, places: Tensor) -> None:
         new = [index for index, place in enumerate(places.tolist()) if place not in written]
         written.update(places.tolist())
         if new:
             keep(self, features[new], places[new])
 
-    monkeypatch.setattr(Eagle3Drafter, "observe", observe_all)
-    monkeypatch.setattr(Eagle3Model, "keep", keep_first)
+    monkeypatch.setattr(ChainDrafter, "observe", observe_all)
+    monkeypatch.setattr(ChainModel, "keep", keep_first)
 
 
 def chain_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Accepted places stay as the chain of drafts wrote them, from the head's own outputs."""
-    draft = Eagle3Drafter.draft
+    draft = ChainDrafter.draft
 
-    def keep(self: Eagle3Drafter, rows: RowState, verification: Verification, launcher: Any) -> None:
+    def keep(self: ChainDrafter, rows: RowState, verification: Verification, launcher: Any) -> None:
         draft(self, rows, verification, launcher)
         for slot, count in zip(rows.slots.tolist(), rows.drafted.tolist(), strict=True):
             if slot in self._read:
                 self._read[slot] += max(count - 2, 0)
 
-    monkeypatch.setattr(Eagle3Drafter, "draft", keep)
+    monkeypatch.setattr(ChainDrafter, "draft", keep)
 
 
 def never_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next request in a slot begins where the last one ended."""
-    monkeypatch.setattr(Eagle3Drafter, "forget", lambda *_: None)
+    monkeypatch.setattr(ChainDrafter, "forget", lambda *_: None)
 
 
 def copied_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last place of a prefix that was copied in parts was read for another token, or not at all."""
-    monkeypatch.setattr(Eagle3Drafter, "copy", lambda self, *given: self._model.copy(*given))
+    monkeypatch.setattr(ChainDrafter, "copy", lambda self, *given: self._model.copy(*given))
 
 
 def unread_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
     """The place before a chunk is not read with the chunk's first token."""
-    read = Eagle3Model.read
+    read = ChainModel.read
 
-    def without_first(self: Eagle3Model, token_ids: Any, spans: Any, hidden: Tensor | None = None) -> Tensor:
+    def without_first(self: ChainModel, token_ids: Any, spans: Any, hidden: Tensor | None = None) -> Tensor:
         return read(self, [7, *token_ids[1:]] if hidden is None else token_ids, spans, hidden)
 
-    monkeypatch.setattr(Eagle3Model, "read", without_first)
+    monkeypatch.setattr(ChainModel, "read", without_first)
 
 
 DEFECTS = [
@@ -297,7 +229,7 @@ def test_what_is_read_wrongly_is_noticed(
     if plant is not None:
         plant(monkeypatch)
     alike = [request(f"alike{index}", (9,) * 30, 6) for index in range(3)]
-    serve(engine_of(targets / "llama", distilled), *traffic(), *alike)
+    serve(eagle3_engine(targets / "llama", distilled), *traffic(), *alike)
     reference = Reference(distilled, load_target(targets / "llama"))
     if plant is None:
         check(drafted, reference)
@@ -317,7 +249,7 @@ def test_a_target_is_asked_for_its_layers_only_where_a_drafter_reads_them(
         make(self, layers)
 
     monkeypatch.setattr(Features, "__init__", watch)
-    engine = engine_of(targets / "llama", distilled)
+    engine = eagle3_engine(targets / "llama", distilled)
     serve(engine, request("plain", range(20), num_speculative_tokens=0))
     assert not made
     serve(engine, request("r", range(20)))

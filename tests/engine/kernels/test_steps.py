@@ -10,19 +10,21 @@ from driftguard_engine.decode.step import Shape, Step
 from driftguard_engine.drafters.base import Drafter
 from driftguard_engine.drafters.corpus import Corpus
 from driftguard_engine.drafters.draft_model import DraftModelDrafter
-from driftguard_engine.drafters.eagle3 import Eagle3Drafter
+from driftguard_engine.drafters.heads import BlockDrafter, ChainDrafter
 from driftguard_engine.drafters.hybrid import HybridDrafter
 from driftguard_engine.drafters.ngram import NgramDrafter
 from driftguard_engine.drafters.other_vocabulary import SlemDrafter, TliDrafter
 from driftguard_engine.drafters.suffix import SuffixDrafter
 from driftguard_engine.kernels.cuda.launcher import Launcher
 from driftguard_engine.models.base import TokenModel
-from driftguard_engine.models.eagle3 import Eagle3Model
+from driftguard_engine.models.chain_heads import Eagle3Model, FusedModel
+from driftguard_engine.models.dflash import BlockModel
 from driftguard_engine.models.generic import GenericModel
 from driftguard_engine.models.llama import LlamaModel
 from driftguard_engine.models.token_texts import TokenTexts
 
 from tests.engine.core.eagle3_heads import random_head
+from tests.engine.core.heads import random
 from tests.engine.core.tiny import new_module
 from tests.engine.kernels.emulated import Emulated
 from tests.engine.simt.emulator import Module
@@ -57,14 +59,18 @@ def sequences(drafter: str, launcher: Launcher | None, path: str) -> list[list[i
     embedding = module.model.embed_tokens.weight.detach()
     every = torch.arange(VOCABULARY)
     head = Eagle3Model(random_head(module, VOCABULARY, (0, 1)), every, embedding, VOCABULARY, 4, LENGTH)
+    fused = FusedModel(random("mtp", module, VOCABULARY), embedding, target.unembed, 4, LENGTH)
+    block = BlockModel(random("dspark", module, VOCABULARY), every, embedding, VOCABULARY, 4, LENGTH)
     drafters: dict[str, Drafter] = {
         "draft_model": DraftModelDrafter(draft),
-        "eagle3": Eagle3Drafter(head),
+        "eagle3": ChainDrafter(head),
+        "mtp": ChainDrafter(fused),
+        "dspark": BlockDrafter(block),
         "ngram": NgramDrafter(1, 3),
         "tli": TliDrafter(draft, VOCABULARY, LETTERS, LETTERS),
         "slem": SlemDrafter(draft, LETTERS, LETTERS),
         "hybrid": HybridDrafter(SuffixDrafter(Corpus(KNOWN)), DraftModelDrafter(draft), 2),
-        "hybrid_with_head": HybridDrafter(SuffixDrafter(Corpus(KNOWN)), Eagle3Drafter(head), 2),
+        "hybrid_with_head": HybridDrafter(SuffixDrafter(Corpus(KNOWN)), ChainDrafter(head), 2),
     }
     table = SlotTable(3, LENGTH, {0}, CPU)
     step = Step(target, table, drafters[drafter], SHAPE, launcher)
@@ -78,7 +84,8 @@ def sequences(drafter: str, launcher: Launcher | None, path: str) -> list[list[i
 
 @pytest.mark.parametrize("path", ["lean", "generic"])
 @pytest.mark.parametrize(
-    "drafter", ["draft_model", "eagle3", "ngram", "hybrid", "hybrid_with_head", "tli", "slem"]
+    "drafter",
+    ["draft_model", "eagle3", "mtp", "dspark", "ngram", "hybrid", "hybrid_with_head", "tli", "slem"],
 )
 def test_steps_by_kernels_are_those_of_the_reference(module: Module, drafter: str, path: str) -> None:
     assert sequences(drafter, Emulated(module, seed=3), path) == sequences(drafter, None, path)

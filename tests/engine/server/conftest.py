@@ -10,6 +10,7 @@ from driftguard_engine.config import EngineConfig
 from driftguard_engine.engine import Engine
 
 from tests.engine.core.eagle3_heads import load_target, save_random_head
+from tests.engine.core.heads import save_random
 from tests.engine.core.medusa_heads import save_random_heads
 from tests.engine.server.fake_engine import FakeEngine
 from tests.engine.server.serving import served
@@ -30,14 +31,16 @@ def client(fake: FakeEngine) -> Iterator[httpx.Client]:
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directories: target; good (accepted always); poor; chat (the target with a chat template);
-    head (a random EAGLE-3 head); heads (random Medusa heads)."""
+    head (a random EAGLE-3 head); dspark (another kind of head); heads (random Medusa heads)."""
     root = tmp_path_factory.mktemp("models")
     save_model(root / "target", seed=1)
     save_model(root / "good", seed=1)
     save_model(root / "poor", seed=2)
     save_model(root / "chat", seed=1, tokenizer=byte_tokenizer(CHAT_TEMPLATE))
-    save_random_head(root / "head", load_target(root / "target"), range(257), (0,))
-    save_random_heads(root / "heads", load_target(root / "target").config.hidden_size, 257)
+    target = load_target(root / "target")
+    save_random_head(root / "head", target, range(257), (0,))
+    save_random(root / "dspark", "dspark", target, features=(0,))
+    save_random_heads(root / "heads", target.config.hidden_size, 257)
     return root
 
 

@@ -81,7 +81,8 @@ def test_what_the_engine_refuses_names_the_field(real_client: httpx.Client) -> N
 
 
 @pytest.mark.parametrize(
-    ("directory", "method"), [("good", "draft_model"), ("head", "eagle3"), ("heads", "medusa")]
+    ("directory", "method"),
+    [("good", "draft_model"), ("head", "eagle3"), ("dspark", "dspark"), ("heads", "medusa")],
 )
 def test_a_draft_is_swapped_under_traffic_without_a_failed_request(
     models: Path, real_engine: Engine, directory: str, method: str

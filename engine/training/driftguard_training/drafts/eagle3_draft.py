@@ -10,17 +10,18 @@ from typing import Any, cast
 import torch
 from driftguard_engine.core import InvalidModel
 from driftguard_engine.kv_cache import Span
-from driftguard_engine.models.eagle3 import Eagle3Model
+from driftguard_engine.models.chain_heads import Eagle3Model
 from driftguard_engine.models.eagle3_head import read_head
+from driftguard_engine.models.speculators import TargetSizes
 from torch import Tensor
-from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from driftguard_training.acceptance import chain_loss
 from driftguard_training.drafts.base import Draft
-from driftguard_training.eagle3 import PASSES, chains, save_trained_head
 from driftguard_training.errors import BadModelDirectory
+from driftguard_training.heads import PASSES, save_trained_head
 from driftguard_training.model_directories import LoadedModel
+from driftguard_training.passes import chains
 from driftguard_training.settings import Loss
 from driftguard_training.teacher import Teacher, Told, read_answers
 from driftguard_training.timing import median_seconds
@@ -44,9 +45,8 @@ class Eagle3Draft(Draft):
         config = target.model.config.get_text_config()
         embedding = cast("Any", target.model).get_input_embeddings().weight.detach()
         try:
-            self._head, self._token_ids = read_head(
-                directory, config.num_hidden_layers, embedding, target.vocabulary, field="draft"
-            )
+            sizes = TargetSizes(target.vocabulary, config.num_hidden_layers, config.hidden_size, embedding)
+            self._head, self._token_ids = read_head(directory, sizes, field="draft")
         except InvalidModel as error:
             raise BadModelDirectory(error.detail) from None
         self._head.requires_grad_(True)
@@ -92,8 +92,7 @@ class Eagle3Draft(Draft):
 
     def _chains(self, features: Tensor, token_ids: Tensor, passes: int) -> Iterator[Tensor]:
         """As many passes as there are drafts for in the longest sequence."""
-        embedded = functional.embedding(token_ids, self._embedding)
-        return chains(self._head, features, embedded, min(passes, token_ids.shape[1] - 1))
+        return chains(self._head, features, self._embedding, token_ids, min(passes, token_ids.shape[1] - 1))
 
     def places(self, requests: Sequence[TrafficRequest], told: Told, k: int) -> Iterator[list[Tensor]]:
         for step, logits in enumerate(self._chains(self._side_by_side(told), told.token_ids, k)):
