@@ -133,7 +133,7 @@ class FirstPlaces:
     """The planted defect: what is drafted first stands for every place of a chain."""
 
     def __init__(self, draft: Draft) -> None:
-        self._draft, self.features = draft, draft.features
+        self._draft, self.features, self.tree = draft, draft.features, draft.tree
 
     def places(self, requests: Sequence[TrafficRequest], told: Told, _k: int) -> Iterator[list[torch.Tensor]]:
         return self._draft.places(requests, told, 1)
