@@ -16,6 +16,7 @@ DRAFTERS = (
     "ngram",
     "suffix",
     "hybrid",
+    "lookahead",
     "ssd",
     "mirror",
     "tli",
@@ -53,6 +54,8 @@ class EngineConfig:
     verification: the rule by which drafts are accepted, see `verify`. "block" accepts as many as "token" or
     more.
     ngram_min_tokens, ngram_max_tokens: length of the suffix that n-gram lookup matches.
+    lookahead_window, lookahead_ngram, lookahead_candidates: W, N and G of lookahead decoding: columns of the
+    window, tokens of an n-gram, and n-grams that a step guesses at most.
     suffix_past_tokens: the newest tokens of ended requests that "suffix" and "hybrid" look up in too; 0 is
     off. A seeded request at a temperature above 0 then draws tokens that depend on what ran before.
     suffix_min_match: where the longest match has fewer tokens, the model of "hybrid" drafts.
@@ -83,6 +86,9 @@ class EngineConfig:
     prefix_reuse: bool = True
     ngram_min_tokens: int = 2
     ngram_max_tokens: int = 4
+    lookahead_window: int = 5
+    lookahead_ngram: int = 4
+    lookahead_candidates: int = 3
     suffix_past_tokens: int = 0
     suffix_min_match: int = 3
     prepared_outcomes: int = 4
@@ -99,6 +105,9 @@ class EngineConfig:
             _at_least(name, getattr(self, name), 1)
         for name in ("prefill_chunk_tokens", "ngram_min_tokens", "suffix_min_match", "prepared_outcomes"):
             _at_least(name, getattr(self, name), 1)
+        _at_least("lookahead_window", self.lookahead_window, 1)
+        _at_least("lookahead_candidates", self.lookahead_candidates, 1)
+        _at_least("lookahead_ngram", self.lookahead_ngram, 3)
         _at_least("suffix_past_tokens", self.suffix_past_tokens, 0)
         _at_least("max_length", self.max_length, 2)
         _at_least("ngram_max_tokens", self.ngram_max_tokens, self.ngram_min_tokens)

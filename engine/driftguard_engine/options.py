@@ -30,6 +30,7 @@ class DrafterName(StrEnum):
     NGRAM = "ngram"
     SUFFIX = "suffix"
     HYBRID = "hybrid"
+    LOOKAHEAD = "lookahead"
     SSD = "ssd"
     MIRROR = "mirror"
     TLI = "tli"
@@ -92,9 +93,10 @@ class ModelOptions:
             "What drafts: draft_model (a small model), eagle3, eagle, mtp, peagle, dflash or dspark (heads "
             "that read the target's hidden states), medusa (heads that read its last one, as a tree), ngram "
             "(lookup in the sequence), suffix (lookup there and in a corpus), hybrid (suffix lookup where it "
-            "finds a long match, else the draft), ssd and mirror (a draft model, in a second process beside "
-            "the target), tli and slem (a draft model with another tokenizer: by tokens that both have, or "
-            "by text), none, or an installed drafter by its name. "
+            "finds a long match, else the draft), lookahead (n-grams that the target finds further on), ssd "
+            "and mirror (a draft model, in a second process beside the target), tli and slem (a draft model "
+            "with another tokenizer: by tokens that both have, or by text), none, or an installed drafter by "
+            "its name. "
             "Default: draft_model where there is a draft, else ngram.",
             MODELS,
         ),
@@ -126,6 +128,18 @@ class ModelOptions:
             MODELS,
         ),
     ] = None
+    lookahead_window: Annotated[
+        int,
+        _option(
+            "With --drafter lookahead: columns of the window (W), further tokens that a step reads.", MODELS
+        ),
+    ] = 5
+    lookahead_ngram: Annotated[
+        int, _option("With --drafter lookahead: tokens of an n-gram (N), 3 or more.", MODELS)
+    ] = 4
+    lookahead_candidates: Annotated[
+        int, _option("With --drafter lookahead: n-grams that a step guesses at most (G).", MODELS)
+    ] = 3
     dtype: Annotated[
         DtypeName | None,
         _option("Number format of both models. Default: bfloat16 on CUDA, float32 on the CPU.", MODELS),
@@ -254,6 +268,9 @@ def engine_config(models: ModelOptions, limits: LimitOptions, server: ServerOpti
         suffix_min_match=models.suffix_min_match,
         prepared_outcomes=models.prepared_outcomes,
         exit_layer=models.exit_layer,
+        lookahead_window=models.lookahead_window,
+        lookahead_ngram=models.lookahead_ngram,
+        lookahead_candidates=models.lookahead_candidates,
         drafter=str(drafter),
         dtype=dtype.value,
         device=models.device.value,

@@ -24,6 +24,7 @@ from driftguard_engine.drafters.draft_model import DraftModelDrafter
 from driftguard_engine.drafters.heads import BlockDrafter, ChainDrafter, ParallelDrafter
 from driftguard_engine.drafters.hybrid import HybridDrafter
 from driftguard_engine.drafters.loaded import NO_DRAFT, LoadedDraft
+from driftguard_engine.drafters.lookahead import LookaheadDrafter
 from driftguard_engine.drafters.medusa import MedusaDrafter
 from driftguard_engine.drafters.ngram import NgramDrafter
 from driftguard_engine.drafters.other_vocabulary import open_slem, open_tli
@@ -102,6 +103,11 @@ class DraftLoader:
             least, most = config.ngram_min_tokens, config.ngram_max_tokens
             drafter = NgramDrafter(least, most)
             return LoadedDraft(DraftInfo("ngram", f"ngram-{least}-{most}", "ngram"), drafter)
+        if config.drafter == "lookahead":
+            self.check_takes_trees("drafter: 'lookahead'", field="drafter")
+            sizes = config.lookahead_window, config.lookahead_ngram, config.lookahead_candidates
+            version = "lookahead-" + "-".join(map(str, sizes))
+            return LoadedDraft(DraftInfo("lookahead", version, "lookahead"), LookaheadDrafter(*sizes))
         return None if config.drafter in DRAFTERS else self._installed(config.drafter)
 
     def _installed(self, name: str) -> LoadedDraft:

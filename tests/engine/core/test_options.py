@@ -32,6 +32,12 @@ def test_the_number_format_is_bfloat16_on_cuda_and_float32_on_the_cpu_unless_giv
     assert engine_config(models, LimitOptions(), ServerOptions()).dtype == served
 
 
+def test_the_sizes_of_lookahead_reach_the_engine() -> None:
+    models = ModelOptions(drafter="lookahead", lookahead_window=9, lookahead_ngram=3, lookahead_candidates=2)
+    found = engine_config(models, LimitOptions(), ServerOptions())
+    assert (found.lookahead_window, found.lookahead_ngram, found.lookahead_candidates) == (9, 3, 2)
+
+
 def test_drafts_are_verified_token_by_token_unless_blocks_are_asked_for() -> None:
     def verified(models: ModelOptions) -> str:
         return engine_config(models, LimitOptions(), ServerOptions()).verification
