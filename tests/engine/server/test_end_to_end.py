@@ -158,6 +158,25 @@ def test_speculation_is_switched_off_globally_and_leaves_records_without_a_draft
     assert on["drafted"] > 0
 
 
+def test_lookahead_is_served_and_recorded_with_its_settings(models: Path) -> None:
+    engine = Engine(EngineConfig(str(models / "target"), drafter="lookahead", lookahead_window=3, threads=1))
+    with (
+        Receiver() as receiver,
+        served(engine, Telemetry(receiver.url, None, "engine", engine.target_name)) as client,
+    ):
+        asked: dict[str, Any] = {"model": "target", "prompt": "def main", "max_tokens": 60, "seed": 5}
+        texts = {
+            openai_client(client).completions.create(**asked, extra_body=body).choices[0].text
+            for body in ({"ignore_eos": True}, {"ignore_eos": True, "num_speculative_tokens": 0})
+        }
+        info = client.get("/admin/info").json()
+        wait_until(lambda: len(receiver.stored()) == 2, "the records arrived")
+    assert len(texts) == 1
+    assert (info["draft"]["version"], info["verification"]) == ("lookahead-3-4-3", "tree")
+    told = {(line["method"], line["draft_version"], line["verification"]) for line in receiver.stored()}
+    assert ("lookahead", "lookahead-3-4-3", "tree") in told
+
+
 def test_metrics_agree_with_the_responses(real_client: httpx.Client) -> None:
     prompt = "import" * 25  # more than a chunk
     bodies = [
