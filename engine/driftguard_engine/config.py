@@ -13,6 +13,7 @@ DRAFTERS = (
     "draft_model",
     *HEADS,
     "medusa",
+    "streaming",
     "ngram",
     "suffix",
     "hybrid",
@@ -42,8 +43,8 @@ class EngineConfig:
 
     drafter: one of DRAFTERS, or the name of an installed one.
     target, draft: local directories or hub names. The drafters "draft_model", "ssd" and "mirror" need a draft
-    model, "tli" and "slem" one of any tokenizer, each of HEADS and "medusa" what was trained of its kind for
-    the target, "hybrid" a draft model or one of HEADS, "suffix" may have the directory of a corpus.
+    model, "tli" and "slem" one of any tokenizer, each of HEADS, "medusa" and "streaming" what was trained of
+    its kind for the target, "hybrid" a draft model or one of HEADS, "suffix" may have a corpus.
     corpus: directory of a corpus, beside the draft of "hybrid".
     max_batch: slots, the most requests that run at once. max_length: tokens per slot, prompt and output
     together; the model's own context wins where it is shorter. max_waiting: requests queued for a slot.
@@ -145,7 +146,7 @@ class EngineConfig:
             raise InvalidConfig(
                 f"exit_layer: given with the drafter {self.drafter!r}, but only 'mirror' reads one"
             )
-        drawn = ("draft_model", *HEADS, "medusa", "hybrid", *DRAFTS_AHEAD, *OTHER_VOCABULARY)
+        drawn = ("draft_model", *HEADS, "medusa", "streaming", "hybrid", *DRAFTS_AHEAD, *OTHER_VOCABULARY)
         if self.drafter in drawn and not self.draft:
             raise InvalidConfig(
                 f"draft: missing; the drafter {self.drafter!r} needs a draft directory or hub name"

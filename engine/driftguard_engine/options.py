@@ -27,6 +27,7 @@ class DrafterName(StrEnum):
     DFLASH = "dflash"
     DSPARK = "dspark"
     MEDUSA = "medusa"
+    STREAMING = "streaming"
     NGRAM = "ngram"
     SUFFIX = "suffix"
     HYBRID = "hybrid"
@@ -78,9 +79,9 @@ class ModelOptions:
         str | None,
         _option(
             "Draft model with the same tokenizer, or with --drafter eagle3, eagle, mtp, peagle, dflash, "
-            "dspark or medusa what was trained of this kind for the target: a directory or a hub name; with "
-            "--drafter hybrid any of them but Medusa heads, with tli and slem a draft model with any "
-            "tokenizer. With --drafter suffix a corpus, if there is one.",
+            "dspark, medusa or streaming what was trained of this kind for the target: a directory or a hub "
+            "name; with --drafter hybrid any of them but the last two, with tli and slem a draft model with "
+            "any tokenizer. With --drafter suffix a corpus, if there is one.",
             MODELS,
         ),
     ] = None
@@ -91,7 +92,8 @@ class ModelOptions:
         str | None,
         _option(
             "What drafts: draft_model (a small model), eagle3, eagle, mtp, peagle, dflash or dspark (heads "
-            "that read the target's hidden states), medusa (heads that read its last one, as a tree), ngram "
+            "that read the target's hidden states), medusa (heads that read its last one, as a tree), "
+            "streaming (streams of the target, by an adapter of its top layers, as a tree), ngram "
             "(lookup in the sequence), suffix (lookup there and in a corpus), hybrid (suffix lookup where it "
             "finds a long match, else the draft), lookahead (n-grams that the target finds further on), ssd "
             "and mirror (a draft model, in a second process beside the target), tli and slem (a draft model "
@@ -254,7 +256,7 @@ def engine_config(models: ModelOptions, limits: LimitOptions, server: ServerOpti
     target, draft, drafter = models.target, models.draft, models.drafter
     if target is None:
         target = str(BUNDLED / "target")
-        own = (DrafterName.EAGLE3, DrafterName.MEDUSA)
+        own = (DrafterName.EAGLE3, DrafterName.MEDUSA, DrafterName.STREAMING)
         if drafter is None or drafter in {*DrafterName} - {*HEADS, DrafterName.SUFFIX} | {*own}:
             draft = draft or str(BUNDLED / (str(drafter) if drafter in own else "draft"))
     if drafter is None:

@@ -30,6 +30,7 @@ from driftguard_engine.drafters.ngram import NgramDrafter
 from driftguard_engine.drafters.other_vocabulary import open_slem, open_tli
 from driftguard_engine.drafters.past_outputs import PastOutputs
 from driftguard_engine.drafters.state_file import SavedDraft, saved_draft
+from driftguard_engine.drafters.streaming import StreamingDrafter
 from driftguard_engine.drafters.suffix import SuffixDrafter
 from driftguard_engine.models import device_memory
 from driftguard_engine.models import directory as directories
@@ -44,15 +45,20 @@ from driftguard_engine.models.loading import LoadedModel, Placement, check_same_
 from driftguard_engine.models.medusa import MedusaModel
 from driftguard_engine.models.medusa_head import is_medusa, read_heads
 from driftguard_engine.models.speculators import TITLES, HeadDirectory, TargetSizes, head_kind
+from driftguard_engine.models.streaming import StreamingModel
+from driftguard_engine.models.streaming_adapter import is_streaming, read_adapter
 from driftguard_engine.prefix_cache import PrefixCache
 
 logger = logging.getLogger(__name__)
 
 # Methods whose drafts take the device's memory.
-WITH_WEIGHTS = ("draft_model", *TITLES, "medusa", "hybrid", *DRAFTS_AHEAD, *OTHER_VOCABULARY)
-_NAMES = {"suffix": "a corpus", "medusa": "a directory of Medusa heads", **TITLES} | dict.fromkeys(
-    ("draft_model", *DRAFTS_AHEAD, *OTHER_VOCABULARY), "a draft model"
-)
+WITH_WEIGHTS = ("draft_model", *TITLES, "medusa", "streaming", "hybrid", *DRAFTS_AHEAD, *OTHER_VOCABULARY)
+_NAMES = {
+    "suffix": "a corpus",
+    "medusa": "a directory of Medusa heads",
+    "streaming": "a streaming adapter",
+    **TITLES,
+} | dict.fromkeys(("draft_model", *DRAFTS_AHEAD, *OTHER_VOCABULARY), "a draft model")
 
 
 def _kind_of(directory: Path, drafter: str) -> str:
@@ -61,6 +67,8 @@ def _kind_of(directory: Path, drafter: str) -> str:
         return "suffix"
     if is_medusa(directory):
         return "medusa"
+    if is_streaming(directory):
+        return "streaming"
     if kind := head_kind(directory):
         return kind
     return drafter if drafter in (*DRAFTS_AHEAD, *OTHER_VOCABULARY) else "draft_model"
@@ -163,9 +171,9 @@ class DraftLoader:
                 "--draft, and a corpus as --corpus",
                 field="draft",
             )
-        if kind == "medusa":
+        if kind in ("medusa", "streaming"):
             raise InvalidModel(
-                f"draft: {name} is {_NAMES[kind]}, which propose trees; --drafter hybrid takes a draft model "
+                f"draft: {name} is {_NAMES[kind]}, which drafts trees; --drafter hybrid takes a draft model "
                 "or an EAGLE-3 head",
                 field="draft",
             )
@@ -210,6 +218,8 @@ class DraftLoader:
             return _head_drafter(kind, directory, self.target.model, self.placement)
         if is_medusa(Path(name)):
             return self._medusa(directories.locate(name, field="draft"))
+        if is_streaming(Path(name)):
+            return self._streaming(directories.locate(name, field="draft"))
         ahead, placement = self.config.drafter in DRAFTS_AHEAD, self.placement
         if ahead:
             placement = replace(placement, slots=placement.slots * (1 + self.config.prepared_outcomes))
@@ -264,6 +274,20 @@ class DraftLoader:
         heads = read_heads(directory, target.embedding, target.vocabulary, field="draft")
         model = MedusaModel(heads, target, placement.slots, target.max_length + placement.spare)
         return MedusaDrafter(model, target.layers)
+
+    def _streaming(self, directory: Path) -> Drafter:
+        target, placement = self.target.model, self.placement
+        if not isinstance(target, LlamaModel):
+            raise InvalidModel(
+                f"draft: {directory} is a streaming adapter, and the target runs on the generic path, whose "
+                "layers are not read one by one",
+                field="draft",
+            )
+        self.check_takes_trees(f"draft: {directory}", field="draft")
+        sizes = target.layers, target.intermediate, target.heads, target.embedding
+        adapter = read_adapter(directory, *sizes, field="draft")
+        room = target.max_length + placement.spare
+        return StreamingDrafter(StreamingModel(adapter, target, placement.slots, room))
 
     def _remembered(self, directory: str, saved: SavedDraft) -> LoadedDraft:
         held = [("target", str(self.target.directory))]

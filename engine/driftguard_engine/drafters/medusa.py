@@ -11,7 +11,7 @@ from torch import Tensor
 from driftguard_engine.drafters.base import Drafter, TreeOutcome
 from driftguard_engine.kernels.steps import RowState
 from driftguard_engine.kv_cache import Span
-from driftguard_engine.models.medusa import MedusaModel
+from driftguard_engine.models.medusa import PlacesModel
 from driftguard_engine.speculation import TreeVerification
 
 
@@ -22,10 +22,10 @@ class MedusaDrafter(Drafter):
     trees = True
     obstacle = "it drafts trees, which are verified on the host, for which each step waits"
 
-    def __init__(self, model: MedusaModel, layers: int) -> None:
-        """layers: of the target."""
+    def __init__(self, model: PlacesModel, layer: int) -> None:
+        """layer: whose hidden states the model reads, as `Features` counts them."""
         self._model = model
-        self.features = (layers,)
+        self.features = (layer,)
 
     def prefill(self, _token_ids: Sequence[int], spans: Sequence[Span], features: Tensor | None, /) -> None:
         if features is None:
@@ -41,13 +41,12 @@ class MedusaDrafter(Drafter):
         depth = min(tree.depth, self._model.heads)
         shape = [path for path in self._model.choices if len(path) <= depth]
         known = rows.lengths >= 2
-        hidden = self._model.kept(rows.slots, (rows.lengths - 2).clamp(min=0))
         columns: dict[tuple[int, ...], int] = {(): -1}
-        for head in range(depth):
+        predictions = self._model.predictions(rows.slots, rows.lengths, rows.drafted)
+        for head, logits in zip(range(depth), predictions, strict=False):
             nodes = [path for path in shape if len(path) == head + 1]
             if not nodes:
                 return
-            logits = self._model.predict(head, hidden)
             most = 1 + max(path[-1] for path in nodes)
             likeliest, tokens = logits.topk(min(most, logits.shape[1]))
             tokens = tokens.masked_fill(~likeliest.isfinite() | ~known[:, None].to(tokens.device), -1)

@@ -28,6 +28,7 @@ from driftguard_engine.models.llama_weights import Heads
 from driftguard_engine.models.loading import Placement, longest
 from driftguard_engine.models.medusa_head import is_medusa, sizes_of
 from driftguard_engine.models.speculators import HeadDirectory, head_kind
+from driftguard_engine.models.streaming_adapter import hidden_of, is_streaming
 
 # For what is not computed: CUDA graphs, the workspaces of libraries, a layer's weights while they are packed,
 # reading of prompts.
@@ -57,13 +58,14 @@ class ModelMemory:
         """From the config and the headers of the weights. Raises InvalidModel: these cannot be read."""
         directory, weights = directories.find(name, field=field), 0
         try:
-            medusa = is_medusa(directory)  # whose files have names of their own
-            for path in (directories.weight_files if medusa else directories.loaded_files)(directory):
+            medusa, streaming = is_medusa(directory), is_streaming(directory)
+            named = medusa or streaming  # files of names of their own
+            for path in (directories.weight_files if named else directories.loaded_files)(directory):
                 with safe_open(path, "pt") as file:
                     for tensor in map(file.get_slice, file.keys()):
                         weights += math.prod(tensor.get_shape()) * _item_bytes(tensor.get_dtype(), dtype)
-            if medusa:
-                kept, vocabulary = sizes_of(directory)
+            if named:
+                kept, vocabulary = sizes_of(directory) if medusa else (hidden_of(directory), 0)
                 sizes: Any = PretrainedConfig()
                 sizes.vocab_size = vocabulary
                 return cls(field, weights, 0, Heads(1, 1, 1), sizes, True, kept)

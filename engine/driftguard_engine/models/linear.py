@@ -129,6 +129,29 @@ class RowwiseLinear(PlainLinear):
         return torch.cat([F.silu(row.clone()) for row in torch.split(self.apply(x), 1)])
 
 
+class AdaptedLinear:
+    """A linear layer with a low-rank adapter (LoRA, Hu et al. 2021): y + x A^T B^T."""
+
+    def __init__(self, base: Linear, a: Linear, b: Linear) -> None:
+        """a: x A^T, b: x B^T; on the CPU of independent rows, as `choose` makes them."""
+        self._base, self._a, self._b = base, a, b
+
+    def apply(self, x: Tensor) -> Tensor:
+        return self._b.plus(self._a.apply(x), self._base.apply(x))
+
+    def apply_into(self, x: Tensor, y: Tensor) -> None:
+        y.copy_(self.apply(x)[:, : y.shape[1]])
+
+    def silu(self, x: Tensor) -> Tensor:
+        return F.silu(self.apply(x))
+
+    def times(self, x: Tensor, other: Tensor) -> Tensor:
+        return self.apply(x) * other
+
+    def plus(self, x: Tensor, other: Tensor) -> Tensor:
+        return self._b.plus(self._a.apply(x), self._base.plus(x, other))
+
+
 @dataclass(frozen=True, slots=True)
 class GatedPair:
     """`Gated` with one linear layer for each factor."""

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from driftguard_engine.kernels import layers
 from driftguard_engine.kernels.cuda.launcher import Launcher
@@ -20,7 +21,7 @@ from driftguard_engine.kernels.layer_self_test import failure
 from driftguard_engine.kv_cache import SlotCache, Span
 from driftguard_engine.models.base import DecodesBySpans, Features
 from driftguard_engine.models.linear import choose
-from driftguard_engine.models.llama_weights import heads_of, layer_of, norm_of
+from driftguard_engine.models.llama_weights import Layer, heads_of, layer_of, norm_of
 from driftguard_engine.models.span_layers import SpanLayers
 
 
@@ -50,30 +51,31 @@ class LlamaModel(DecodesBySpans):
         config = module.config
         self.vocabulary: int = config.vocab_size
         self.max_length = max_length
-        self._heads = heads_of(config)
+        self.heads = heads_of(config)
         self.hidden: int = config.hidden_size
+        self.intermediate: int = config.intermediate_size
         self.embedding: Tensor = module.model.embed_tokens.weight.detach()
         self.dtype = self.embedding.dtype
         self.kernels_obstacle: str | None = obstacle(
-            self.dtype, config.hidden_size, config.intermediate_size, self._heads.dim
+            self.dtype, config.hidden_size, config.intermediate_size, self.heads.dim
         )
         self._ops: LayerOps = layers
         if launcher is not None and self.kernels_obstacle is None:
-            group = self._heads.queries // self._heads.keys
+            group = self.heads.queries // self.heads.keys
             device = self.embedding.device
-            self.kernels_obstacle = failure(launcher, self.dtype, group, self._heads.dim, device)
+            self.kernels_obstacle = failure(launcher, self.dtype, group, self.heads.dim, device)
         if launcher is not None and self.kernels_obstacle is None:
             self._ops = LayerKernels(launcher)
         self._layers = []
         for layer in module.model.layers:
-            self._layers.append(layer_of(layer, self._heads, self._ops))
+            self._layers.append(layer_of(layer, self.heads, self._ops))
             if emptied:
                 layer.to("meta")
         self._final_norm = norm_of(module.model.norm)
         self._head = choose(module.lm_head.weight, getattr(module.lm_head, "bias", None), self._ops)
         self.layers = len(self._layers)
         rotary = module.model.rotary_emb
-        self._spans = SpanLayers(self._heads, self.layers, slots, max_length + spare, rotary, self.embedding)
+        self._spans = SpanLayers(self.heads, self.layers, slots, max_length + spare, rotary, self.embedding)
 
     def decode(
         self,
@@ -127,7 +129,7 @@ class LlamaModel(DecodesBySpans):
                 features.take(index, hidden)
             cache = layers.KeysValues(slot_cache.keys[index], slot_cache.values[index], slot_cache.length)
             queries = self._ops.rope_and_store_kv(
-                layer.qkv.apply(normed), self._heads.queries, layer.head_norm, rows, cache
+                layer.qkv.apply(normed), self.heads.queries, layer.head_norm, rows, cache
             )
             mixed = layer.output.apply(self._ops.attend(queries, rows, cache))
             hidden, normed = self._ops.add_and_norm(hidden, mixed, layer.mlp_norm)
@@ -173,6 +175,21 @@ class LlamaModel(DecodesBySpans):
         """Logits [N, V] of what any layer reads, [N, hidden], by the last norm and the head; on the CPU
         N >= MINIMUM_ROWS."""
         return self._head.apply(self._final_norm.apply(hidden))
+
+    def top(self, count: int) -> Sequence[Layer]:
+        """The last `count` layers."""
+        return self._layers[self.layers - count :]
+
+    @torch.inference_mode()
+    def read_beside(self, hidden: Tensor, spans: Sequence[Span], top: Sequence[Layer]) -> Tensor:
+        """Logits [N, V] of rows that are no tokens. hidden [N, hidden]: what the first of the last layers
+        reads of them, for which `top` stands. Their keys and values are written at the places of the spans:
+        behind a sequence, where its next tokens overwrite them before anything else reads them."""
+        batch = self._spans.batch(spans)
+        hidden = F.pad(hidden, (0, 0, 0, batch.rows - batch.tokens))
+        for index, layer in enumerate(top, self.layers - len(top)):
+            hidden = self._spans.run(index, layer, layer.attention_norm.apply(hidden), hidden, batch)
+        return self.read_out(hidden)[: batch.tokens]
 
     def _hidden(self, token_ids: Sequence[int], spans: Sequence[Span], features: Features | None) -> Tensor:
         """What the final norm reads, [rows, hidden], rows = max(N, MINIMUM_ROWS)."""

@@ -102,34 +102,38 @@ def is_medusa(directory: Path) -> bool:
 def read_config(directory: Path, *, field: str) -> MedusaConfig:
     """Raises InvalidModel."""
     told = _read_config(directory)
-    heads, layers = (
-        _size(told, name, directory, field) for name in ("medusa_num_heads", "medusa_num_layers")
-    )
-    choices = told.get("medusa_choices")
-    if choices is None:
-        return MedusaConfig(heads, layers, assumed_tree(heads))
-    return MedusaConfig(heads, layers, _checked(choices, heads, directory, field))
+    try:
+        heads, layers = (size_of(told, name) for name in ("medusa_num_heads", "medusa_num_layers"))
+        return MedusaConfig(heads, layers, tree_of(told, "medusa_choices", heads))
+    except ValueError as error:
+        raise _refused(str(error), directory, field) from None
 
 
-def _size(told: Mapping[str, Any], name: str, directory: Path, field: str) -> int:
+def size_of(told: Mapping[str, Any], name: str) -> int:
+    """Raises ValueError."""
     size = told.get(name)
     if not isinstance(size, int) or isinstance(size, bool) or not 0 < size <= 32:
-        raise _refused(f"{name}: {size!r} is no number between 1 and 32", directory, field)
+        raise ValueError(f"{name}: {size!r} is no number between 1 and 32")
     return size
 
 
-def _checked(choices: Any, heads: int, directory: Path, field: str) -> Choices:
+def tree_of(told: Mapping[str, Any], name: str, depth: int) -> Choices:
+    """The tree under this name; where there is none, `assumed_tree`. Raises ValueError."""
+
     def is_path(path: Any) -> bool:
         return isinstance(path, list) and all(isinstance(rank, int) and 0 <= rank < 1024 for rank in path)
 
+    choices = told.get(name)
+    if choices is None:
+        return assumed_tree(depth)
     if not (isinstance(choices, list) and choices and all(map(is_path, choices))):
-        raise _refused("medusa_choices: no list of lists of ranks", directory, field)
+        raise ValueError(f"{name}: no list of lists of ranks")
     paths = {tuple(path) for path in choices}
     for path in sorted(paths):
-        if not 0 < len(path) <= heads:
-            raise _refused(f"medusa_choices: {[*path]} is not 1 to {heads} deep, the heads", directory, field)
+        if not 0 < len(path) <= depth:
+            raise ValueError(f"{name}: {[*path]} is not 1 to {depth} deep")
         if path[:-1] and path[:-1] not in paths:
-            raise _refused(f"medusa_choices: {[*path]} has no parent {[*path[:-1]]}", directory, field)
+            raise ValueError(f"{name}: {[*path]} has no parent {[*path[:-1]]}")
     return tuple(sorted(paths, key=lambda path: (len(path), path)))
 
 
@@ -151,31 +155,46 @@ def read_heads(directory: Path, target_embedding: Tensor, vocabulary: int, *, fi
     as what its output layer reads. vocabulary: V. Raises InvalidModel: what does not fit, by its name."""
     config, hidden = read_config(directory, field=field), target_embedding.shape[1]
     try:
-        tensors = {name: each for path in weight_files(directory) for name, each in load_file(path).items()}
-    except (OSError, ValueError, SafetensorError) as error:
-        raise _refused(f"the weights cannot be read ({error})", directory, field) from None
-    if not tensors:
-        raise _refused("it has no *.safetensors; weights as *.pt are not read", directory, field)
-    with torch.device("meta"):
-        owns_output = f"0.{config.layers}.weight" in tensors
-        heads = MedusaHeads(config, hidden, vocabulary, owns_output=owns_output)
-    wanted = {name: each.shape for name, each in heads.state_dict().items()}
-    for name, shape in wanted.items():
-        if name not in tensors:
-            raise _refused(f"{name} is missing", directory, field)
-        if tensors[name].shape != shape:
-            raise _refused(
-                f"{name} is {[*tensors[name].shape]}, needed is {[*shape]} for a target of hidden size "
-                f"{hidden} and {vocabulary} tokens",
-                directory,
-                field,
-            )
-    if unknown := sorted(tensors.keys() - wanted.keys()):
-        raise _refused(f"{unknown[0]} is no part of {config.heads} heads", directory, field)
-    heads.load_state_dict({name: tensors[name] for name in wanted}, assign=True)
+        tensors = read_tensors(directory)
+        with torch.device("meta"):
+            owns_output = f"0.{config.layers}.weight" in tensors
+            heads = MedusaHeads(config, hidden, vocabulary, owns_output=owns_output)
+        fill(
+            heads,
+            tensors,
+            f"a target of hidden size {hidden} and {vocabulary} tokens",
+            f"{config.heads} heads",
+        )
+    except ValueError as error:
+        raise _refused(str(error), directory, field) from None
     heads = heads.to(target_embedding).requires_grad_(False)
     check_parameters(heads, directory, field=field)
     return heads
+
+
+def read_tensors(directory: Path) -> dict[str, Tensor]:
+    """Raises ValueError: there are none, or they cannot be read."""
+    try:
+        tensors = {name: each for path in weight_files(directory) for name, each in load_file(path).items()}
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ValueError(f"the weights cannot be read ({error})") from None
+    if not tensors:
+        raise ValueError("it has no *.safetensors; weights as *.pt are not read")
+    return tensors
+
+
+def fill(module: nn.Module, tensors: Mapping[str, Tensor], target: str, parts: str) -> None:
+    """Puts tensors of these names and shapes into the module, which is on "meta". Raises ValueError: one is
+    missing, has another shape than is needed for `target`, or is no part of `parts`."""
+    wanted = {name: each.shape for name, each in module.state_dict().items()}
+    for name, shape in wanted.items():
+        if name not in tensors:
+            raise ValueError(f"{name} is missing")
+        if tensors[name].shape != shape:
+            raise ValueError(f"{name} is {[*tensors[name].shape]}, needed is {[*shape]} for {target}")
+    if unknown := sorted(tensors.keys() - wanted.keys()):
+        raise ValueError(f"{unknown[0]} is no part of {parts}")
+    module.load_state_dict({name: tensors[name] for name in wanted}, assign=True)
 
 
 def _read_config(directory: Path) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -60,8 +60,14 @@ def measured_tree(heads: MedusaHeads, target: PreTrainedModel, tokens: Tensor, n
     depth, then by ranks. A node's parent is taken at least as often."""
     states = target(input_ids=tokens, output_hidden_states=True).hidden_states[-1]
     places = tokens.shape[1] - len(heads) - 1  # of which every head's token is known
+    return most_taken(head_logits(heads, target, states[:, :places]), tokens, nodes)
+
+
+def most_taken(drafted: Iterable[Tensor], tokens: Tensor, nodes: int = NODES) -> Choices:
+    """As `measured_tree`. drafted: logits [R, P, V] of each depth, at the first P places of tokens [R, L]."""
     ranks = []
-    for step, logits in enumerate(head_logits(heads, target, states[:, :places])):
+    for step, logits in enumerate(drafted):
+        places = logits.shape[1]
         same = logits.topk(_RANKS).indices == tokens[:, 2 + step : 2 + step + places, None]
         ranks.append(torch.where(same.any(-1), same.int().argmax(-1), -1).flatten())
     taken: Counter[tuple[int, ...]] = Counter()

@@ -262,7 +262,7 @@ def test_what_does_not_fit_is_refused_by_name(
         engine_of(models, "llama", nan)
     with pytest.raises(InvalidModel, match="--drafter eagle3 takes an EAGLE-3 head"):
         Engine(EngineConfig(str(models / "llama"), heads, "eagle3"))
-    with pytest.raises(InvalidModel, match="which propose trees; --drafter hybrid takes a draft model"):
+    with pytest.raises(InvalidModel, match="which drafts trees; --drafter hybrid takes a draft model"):
         Engine(EngineConfig(str(models / "llama"), heads, "hybrid"))
     with pytest.raises(InvalidModel, match="drafts trees, which are verified by a rule of their own"):
         engine_of(models, "llama", heads, verification="block")

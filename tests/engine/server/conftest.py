@@ -12,6 +12,7 @@ from driftguard_engine.engine import Engine
 from tests.engine.core.eagle3_heads import load_target, save_random_head
 from tests.engine.core.heads import save_random
 from tests.engine.core.medusa_heads import save_random_heads
+from tests.engine.core.streaming_adapters import save_random_adapter
 from tests.engine.server.fake_engine import FakeEngine
 from tests.engine.server.serving import served
 from tests.engine.server.tiny_models import CHAT_TEMPLATE, byte_tokenizer, save_model
@@ -31,7 +32,8 @@ def client(fake: FakeEngine) -> Iterator[httpx.Client]:
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directories: target; good (accepted always); poor; chat (the target with a chat template);
-    head (a random EAGLE-3 head); dspark (another kind of head); heads (random Medusa heads)."""
+    head (a random EAGLE-3 head); dspark (another kind of head); heads (random Medusa heads);
+    adapter (a random streaming adapter)."""
     root = tmp_path_factory.mktemp("models")
     save_model(root / "target", seed=1)
     save_model(root / "good", seed=1)
@@ -41,6 +43,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_random_head(root / "head", target, range(257), (0,))
     save_random(root / "dspark", "dspark", target, features=(0,))
     save_random_heads(root / "heads", target.config.hidden_size, 257)
+    save_random_adapter(root / "adapter", root / "target", layers=1)
     return root
 
 

@@ -82,7 +82,13 @@ def test_what_the_engine_refuses_names_the_field(real_client: httpx.Client) -> N
 
 @pytest.mark.parametrize(
     ("directory", "method"),
-    [("good", "draft_model"), ("head", "eagle3"), ("dspark", "dspark"), ("heads", "medusa")],
+    [
+        ("good", "draft_model"),
+        ("head", "eagle3"),
+        ("dspark", "dspark"),
+        ("heads", "medusa"),
+        ("adapter", "streaming"),
+    ],
 )
 def test_a_draft_is_swapped_under_traffic_without_a_failed_request(
     models: Path, real_engine: Engine, directory: str, method: str
