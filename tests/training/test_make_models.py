@@ -29,6 +29,8 @@ TINY = Recipe(
     head_steps=6,
     medusa_heads=2,
     medusa_steps=3,
+    streaming_layers=1,
+    streaming_steps=3,
     continuations=4,
 )
 
@@ -115,7 +117,9 @@ def test_bundled_models_load_and_speak_the_same_tokens() -> None:
         assert json.loads((BUNDLED / name / "driftguard_training.json").read_text())["seed"] == 0
 
 
-@pytest.mark.parametrize(("method", "temperature", "least"), [("eagle3", 1.0, 0.3), ("medusa", 0.0, 0.2)])
+@pytest.mark.parametrize(
+    ("method", "temperature", "least"), [("eagle3", 1.0, 0.3), ("medusa", 0.0, 0.2), ("streaming", 0.0, 0.1)]
+)
 def test_the_bundled_heads_draft_for_the_bundled_target(
     method: str, temperature: float, least: float
 ) -> None:

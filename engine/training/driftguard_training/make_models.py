@@ -1,6 +1,6 @@
-"""Make the bundled tokenizer, target, draft, EAGLE-3 head and Medusa heads from text of Python and torch.
+"""Make the bundled tokenizer, target, draft, heads and streaming adapter from text of Python and torch.
 
-The target learns every domain of the corpus; the draft and the heads are distilled from the target on two of
+The target learns every domain of the corpus; the others are distilled from the target on two of
 them, so that traffic from the third is a real drift. An interrupted run is resumed by the next one. The same
 seed, text, thread count and processor give the same bytes.
 """
@@ -15,10 +15,11 @@ from pathlib import Path
 import torch
 from driftguard_engine.models.eagle3_head import Eagle3Head
 from driftguard_engine.models.medusa_head import MedusaHeads
+from driftguard_engine.models.streaming_adapter import StreamingAdapter
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from driftguard_training import corpus
+from driftguard_training import corpus, streaming
 from driftguard_training.acceptance import distillation_loss
 from driftguard_training.heads import PASSES, frequent_tokens, head_loss, new_head, save_head
 from driftguard_training.medusa import heads_loss, measured_tree, new_heads, save_heads
@@ -31,7 +32,7 @@ from driftguard_training.tokenization import train_tokenizer
 _TARGET_SHARES = {"python": 0.38, "prose": 0.22, "headers": 0.40}
 _DRAFT_SHARES = {"python": 0.60, "prose": 0.40}
 _DISTILLATION_SHARES = {"python": 0.30, "prose": 0.20, "continuations": 0.50}
-MADE = ("target", "draft", "eagle3", "medusa")
+MADE = ("target", "draft", "eagle3", "medusa", "streaming")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,9 @@ class Recipe:
     medusa_layers: int = 1
     medusa_rows: int = 4
     medusa_steps: int = 250
+    streaming_layers: int = 4
+    streaming_rank: int = 16
+    streaming_steps: int = 120
     # The last tenth of the steps uses whole contexts: the output at untrained positions would be noise.
     long_share: float = 0.1
     # The draft must predict the target's own output, not only human text: half of its rows are these.
@@ -81,7 +85,8 @@ class Recipe:
 
 def make_models(output: Path, seed: int, recipe: Recipe = Recipe()) -> None:
     """Write output/target and output/draft (bf16 safetensors, plain transformers directories), and
-    output/eagle3 and output/medusa (in the layouts of speculators and of Medusa's authors)."""
+    output/eagle3, output/medusa and output/streaming (in the layouts of speculators, of Medusa's authors, and
+    ours)."""
     work = output.with_name(f".{output.name}-work")
     texts = [text for name in corpus.domains() for text in corpus.documents(name, "train")]
     tokenizer = train_tokenizer(texts, recipe.vocabulary, recipe.context)
@@ -109,6 +114,18 @@ def make_models(output: Path, seed: int, recipe: Recipe = Recipe()) -> None:
         windows = batch(told, _DISTILLATION_SHARES, rows, recipe.length, seed + 3, recipe.medusa_steps)
         choices, facts = measured_tree(heads, rounded, windows), _facts(recipe, seed, streams)
         save_heads(work / "medusa", heads, choices, torch.bfloat16, facts)
+    if not (work / "streaming").exists():
+        torch.manual_seed(seed + 4)
+        adapter = streaming.new_adapter(
+            rounded, recipe.streaming_layers, recipe.streaming_rank, recipe.medusa_heads
+        )
+        train_streaming(adapter, rounded, told, recipe, seed, work)
+        adapter.to(torch.bfloat16).to(torch.float32)
+        rows = 2 * recipe.rows
+        windows = batch(told, _DISTILLATION_SHARES, rows, recipe.length, seed + 4, recipe.streaming_steps)
+        choices = streaming.measured_tree(adapter, rounded, windows)
+        facts = _facts(recipe, seed, streams)
+        streaming.save_adapter(work / "streaming", adapter, choices, torch.bfloat16, facts)
     for name in MADE:
         shutil.rmtree(output / name, ignore_errors=True)
         shutil.copytree(work / name, output / name)
@@ -235,6 +252,30 @@ def train_medusa(
 
     schedule = Schedule(recipe.medusa_steps, learning_rate=4e-3, warmup_steps=min(50, recipe.medusa_steps))
     train(heads, loss_at, schedule, work / "medusa.checkpoint", "medusa")
+
+
+def train_streaming(
+    adapter: StreamingAdapter,
+    target: PreTrainedModel,
+    streams: TokenStreams,
+    recipe: Recipe,
+    seed: int,
+    work: Path,
+) -> None:
+    """Distil as `train_draft`."""
+
+    def loss_at(step: int) -> tuple[torch.Tensor, dict[str, float]]:
+        tokens = batch(streams, _DISTILLATION_SHARES, recipe.medusa_rows, recipe.length, seed + 4, step)
+        kind: Loss = "lk-hybrid" if step < recipe.streaming_steps // 3 else "nla"
+        loss, accepted = streaming.adapter_loss(adapter, target, tokens, kind)
+        shown = {f"acceptance {place}": each for place, each in enumerate(accepted, 1)}
+        return loss, {"loss": loss.item(), **shown}
+
+    target.requires_grad_(False)  # what it would take to compute its gradients is saved
+    schedule = Schedule(
+        recipe.streaming_steps, learning_rate=5e-3, warmup_steps=min(30, recipe.streaming_steps)
+    )
+    train(adapter, loss_at, schedule, work / "streaming.checkpoint", "streaming")
 
 
 def _with_continuations(

@@ -53,6 +53,7 @@ def test_drafts_are_verified_token_by_token_unless_blocks_are_asked_for() -> Non
         (DrafterName.DRAFT_MODEL, "draft"),
         (DrafterName.EAGLE3, "eagle3"),
         (DrafterName.MEDUSA, "medusa"),
+        (DrafterName.STREAMING, "streaming"),
         (DrafterName.SUFFIX, None),
         (DrafterName.HYBRID, "draft"),
     ],
