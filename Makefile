@@ -77,7 +77,7 @@ bench-engine: setup
 bench-drafters: setup
 	@test -n "$(QUESTIONS)" || { echo "QUESTIONS=question.jsonl of Spec-Bench is needed" >&2; exit 2; }
 	@mkdir -p build/spec_bench
-	@for method in draft_model eagle3 medusa ngram suffix hybrid lookahead ssd mirror; do echo "$$method"; \
+	@for method in draft_model eagle3 medusa streaming ngram suffix hybrid lookahead ssd mirror; do echo "$$method"; \
 		$(BIN)/python -m driftguard_engine.spec_bench "$(QUESTIONS)" --method $$method --threads 1 \
 			--output build/spec_bench/$$method.jsonl --baseline-output build/spec_bench/none.jsonl $(ARGS) || exit; done
 
