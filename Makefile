@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 demo: setup
 	@$(BIN)/driftguard demo $(ARGS)
 
-PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
 test: setup
 	$(PYTEST) -m 'not slow and not live' $(ARGS)

@@ -33,7 +33,7 @@ def both(server: Server) -> tuple[Incident, Incident]:
 
 
 @pytest.mark.parametrize("k", [4, 6])
-@pytest.mark.parametrize("seed", [400, 401])
+@pytest.mark.parametrize("seed", [400])
 def test_a_fall_goes_on_with_another_draft(database: Database, seed: int, k: int) -> None:
     server = with_open_fall(database, seed)
     server.send(60, replace(FALLEN, draft_version=V2, k=k))
@@ -57,7 +57,7 @@ def test_another_draft_that_accepts_as_before_the_fall_ends_it(database: Databas
     assert server.fall().resolution == "draft v1 is no longer in service"
 
 
-@pytest.mark.parametrize("seed", [420, 421, 422])
+@pytest.mark.parametrize("seed", [420])
 @pytest.mark.parametrize("falls", [False, True])
 def test_another_draft_and_another_k_at_once_hide_no_fall_and_make_none(
     database: Database, seed: int, falls: bool
@@ -77,7 +77,7 @@ OF_THREE = Setup({"chat": 0.75, "code": 0.8, "german": 0.7}, {"chat": 0.42, "cod
 CHAT_FALLEN = {**OF_THREE.first, "chat": 0.6}
 
 
-@pytest.mark.parametrize("seed", [430, 431])
+@pytest.mark.parametrize("seed", [430])
 @pytest.mark.parametrize("falls", [False, True])
 def test_another_draft_and_another_name_at_once_hide_no_fall_and_make_none(
     database: Database, seed: int, falls: bool
@@ -93,7 +93,7 @@ def test_another_draft_and_another_name_at_once_hide_no_fall_and_make_none(
     assert all(each.state == "resolved" for each in server.falls())
 
 
-@pytest.mark.parametrize("seed", [440, 441])
+@pytest.mark.parametrize("seed", [440])
 def test_a_fall_goes_on_with_another_draft_under_another_name(database: Database, seed: int) -> None:
     server = Server(database, seed)
     server.send(2_500, OF_THREE)

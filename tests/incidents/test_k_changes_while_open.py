@@ -49,7 +49,7 @@ def test_a_repair_together_with_another_k_ends_it(database: Database) -> None:
     assert server.fall().state == "resolved"
 
 
-@pytest.mark.parametrize("seed", [230, 231])
+@pytest.mark.parametrize("seed", [230])
 def test_k_set_back_and_a_repair_end_it(database: Database, seed: int) -> None:
     server = with_open_fall(database, seed, USUAL, FALLEN)
     server.send(HISTORY, replace(FALLEN, k=5))
@@ -59,7 +59,7 @@ def test_k_set_back_and_a_repair_end_it(database: Database, seed: int) -> None:
     assert server.fall().state == "resolved"
 
 
-@pytest.mark.parametrize("seed", [240, 241, 242])
+@pytest.mark.parametrize("seed", [240])
 def test_a_fall_goes_on_at_another_temperature_until_the_segment_rises(database: Database, seed: int) -> None:
     """Nothing tells what the segment would accept at that temperature without the fall."""
     server = with_open_fall(database, seed, USUAL, FALLEN)

@@ -64,7 +64,7 @@ def reasons(database: Database, incident: Incident) -> str:
         return "\n".join(each.reason for each in incidents.transitions(session, incident.id))
 
 
-@pytest.mark.parametrize("seed", [11, 12, 13])
+@pytest.mark.parametrize("seed", [11])
 def test_a_fall_together_with_another_name_is_found(database: Database, seed: int) -> None:
     (incident,) = run(database, seed, {**USUAL, "chat": 0.6}, {"chat": "chat-v2"})
     assert (incident.direction, incident.state) == ("down", "open")
@@ -91,7 +91,7 @@ def test_a_renamed_segment_joins_the_incident_of_those_that_kept_their_name(data
 
 
 @pytest.mark.parametrize("names", [{"chat": "chat-v2"}, {name: f"{name}-v2" for name in SHARES}])
-@pytest.mark.parametrize("seed", [16, 17])
+@pytest.mark.parametrize("seed", [16])
 def test_another_name_alone_is_no_incident(database: Database, seed: int, names: dict[str, str]) -> None:
     assert run(database, seed, USUAL, names) == []
 

@@ -25,7 +25,7 @@ def with_open_fall(database: Database, seed: int, usual: Setup = USUAL, fallen: 
     return server
 
 
-@pytest.mark.parametrize("seed", [300, 301])
+@pytest.mark.parametrize("seed", [300])
 @pytest.mark.parametrize("k", [4, 6])
 def test_a_fall_goes_on_under_another_name(database: Database, seed: int, k: int) -> None:
     """Also where K changes as the name does."""
@@ -79,7 +79,7 @@ def test_a_fall_of_a_rare_segment_waits_for_what_took_its_place(database: Databa
     assert "under the older name: chat-v2" in str(server.fall().resolution)
 
 
-@pytest.mark.parametrize("seed", [340, 341, 342])
+@pytest.mark.parametrize("seed", [340])
 @pytest.mark.parametrize("falls", [False, True])
 def test_another_name_and_another_k_at_once_hide_no_fall_and_make_none(
     database: Database, seed: int, falls: bool
@@ -112,7 +112,7 @@ def test_a_new_name_that_falls_silent_no_longer_holds_it_open(
     assert server.fall().resolution == "the changed segments (chat-v2) send no traffic any more"
 
 
-@pytest.mark.parametrize("seed", [360, 361])
+@pytest.mark.parametrize("seed", [360])
 def test_a_name_that_is_set_back_does_not_end_a_fall(
     database: Database, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:

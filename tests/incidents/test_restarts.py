@@ -73,7 +73,7 @@ def lived(server: Server, change: str, *, falls: bool) -> tuple[Told, Told, Told
     return told[0], told[1], told[2]
 
 
-@pytest.mark.parametrize("seed", [500, 501])
+@pytest.mark.parametrize("seed", [500])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_fall_with_a_restart_is_told_once_and_ends_when_it_is_mended(
     database: Database, change: str, seed: int
@@ -81,7 +81,7 @@ def test_a_fall_with_a_restart_is_told_once_and_ends_when_it_is_mended(
     assert lived(Server(database, seed), change, falls=True) == (Told(1, 1), Told(1, 1), Told(1, 0))
 
 
-@pytest.mark.parametrize("seed", [510, 511])
+@pytest.mark.parametrize("seed", [510])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_restart_without_a_fall_tells_none(database: Database, change: str, seed: int) -> None:
     assert lived(Server(database, seed), change, falls=False) == (Told(0, 0),) * 3
@@ -101,7 +101,7 @@ def changed_while_open(server: Server, change: str) -> tuple[Told, Told, Told]:
     return told[0], told[1], told[2]
 
 
-@pytest.mark.parametrize("seed", [520, 521])
+@pytest.mark.parametrize("seed", [520])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_fall_that_is_open_goes_on_after_a_restart(database: Database, change: str, seed: int) -> None:
     assert changed_while_open(Server(database, seed), change) == (Told(1, 1), Told(1, 1), Told(1, 0))

@@ -34,7 +34,7 @@ def test_a_fall_with_it_is_told_and_ends(
 
 
 @pytest.mark.parametrize("what", ["draft_version", "target"])
-@pytest.mark.parametrize("seed", range(750, 753))
+@pytest.mark.parametrize("seed", range(750, 751))
 def test_without_a_fall_it_is_none(database: Database, what: str, seed: int) -> None:
     server = ScrapedServer(database, seed)
     server.serve(300, 0.7, 4)

@@ -80,7 +80,7 @@ def test_a_draft_that_transformers_computes_serves_beside_steps_that_run_ahead(
     assert done["second"].counts.drafted > 0
 
 
-@pytest.mark.parametrize("drafter", ["draft_model", "eagle3", "ngram", "hybrid"])
+@pytest.mark.parametrize("drafter", ["draft_model", "ngram"])
 def test_more_drafts_than_the_kernels_verify(new_engine: Callable[..., Engine], drafter: str) -> None:
     """On a CPU; a GPU's engine says that it cannot."""
     engine = new_engine(drafter=drafter, max_speculative_tokens=40)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from driftguard_engine.options import BUNDLED
+from driftguard_engine.spec_bench import BadQuestions, read_questions
 from transformers import AutoTokenizer
 
 QUESTIONS = [
@@ -79,7 +80,13 @@ def test_answers_are_those_without_speculation_in_the_format_that_speed_py_reads
 )
 def test_a_file_that_is_none_is_refused_by_its_line(tmp_path: Path, told: object, reason: str) -> None:
     asked = questions(tmp_path / "question.jsonl", QUESTIONS[0], told)
-    done = run(asked, "--output", tmp_path / "out.jsonl")
+    with pytest.raises(BadQuestions) as refused:
+        read_questions(asked)
+    assert reason in str(refused.value)
+
+
+def test_a_file_that_is_none_ends_with_its_error_and_writes_nothing(tmp_path: Path) -> None:
+    done = run(questions(tmp_path / "question.jsonl", []), "--output", tmp_path / "out.jsonl")
     assert (done.returncode, done.stdout) == (2, "")
-    assert reason in done.stderr
+    assert "line 1: no question of Spec-Bench" in done.stderr
     assert not (tmp_path / "out.jsonl").exists()
