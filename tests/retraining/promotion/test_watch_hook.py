@@ -181,6 +181,27 @@ def test_when_half_of_the_fall_was_won_back_is_told(drifted: Drifted, promoted: 
     assert shown == half
 
 
+def test_half_of_a_small_fall_is_told_of_an_incident_that_was_over_before_it_was_shown(
+    drifted: Drifted, promoted: UUID
+) -> None:
+    """Of 0.61 to 0.41, where 0.2 may be left: 0.41 is over, 0.51 is half."""
+    with drifted.database.session() as session:
+        run = retrain_runs.find(session, promoted)
+        incident, _ = incidents.find(session, drifted.incident_id)
+        assert run is not None
+        (change,) = incident.segments
+        incident.segments = (replace(change, before=replace(change.before, rate=0.61), adjusted=None),)
+        serving = EngineDraft("draft", CANDIDATE, "draft_model", "/somewhere")
+        finish_promotion(session, run, serving, datetime.now(UTC), tolerance=0.02, minimum_drop=0.2)
+    fold(drifted, [(NEW, 0.55), (OLD, 0.77)], 300)
+    incident = incident_of(drifted.database, drifted.incident_id)
+    told = incident.evidence.mitigation
+    assert told is not None
+    assert told.half_at is not None
+    assert incident.resolved_at is not None
+    assert told.half_at > incident.resolved_at
+
+
 def test_half_a_recovery_keeps_the_incident_and_says_how_far_it_came(
     drifted: Drifted, promoted: UUID
 ) -> None:
