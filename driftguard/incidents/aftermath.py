@@ -34,9 +34,9 @@ class Aftermath:
 
 @dataclass(frozen=True, slots=True)
 class HalfRecovery:
-    """When a promoted draft was shown to have won back half of the fall in every changed segment, by the same
-    bets as a recovery: since the incident was opened, that is, since the move was confirmed, and since the
-    draft came into service."""
+    """When a promoted draft was shown to have won back half of the fall in every changed segment that is
+    judged, by the same bets as a recovery: since the incident was opened, that is, since the move was
+    confirmed, and since the draft came into service."""
 
     since_confirmed_seconds: float
     since_promoted_seconds: float

@@ -309,13 +309,13 @@ class Sampling(NamedTuple):
 
 _USUAL_SAMPLING = text(
     f"""
-    SELECT temperature, at_once FROM (
+    SELECT temperature, mode() WITHIN GROUP (ORDER BY at_once) FROM (
         SELECT r.temperature, {_AT_ONCE} FROM records r JOIN streams s ON s.id = r.stream_id
         WHERE s.server = :server AND s.target = :target AND s.draft_version = :version
           AND r.kind = 'request' AND r.temperature IS NOT NULL AND r.ended_at >= :oldest
         ORDER BY r.seq DESC LIMIT :newest
     ) AS newest
-    GROUP BY temperature, at_once ORDER BY count(*) DESC, temperature LIMIT 1
+    GROUP BY temperature ORDER BY count(*) DESC, temperature LIMIT 1
     """  # noqa: S608 (constants only)
 )
 
@@ -323,7 +323,8 @@ _USUAL_SAMPLING = text(
 def usual_sampling(
     session: Session, *, server: str, target: str, version: str, oldest: datetime
 ) -> Sampling | None:
-    """That of most of the newest requests; None where no record tells a temperature."""
+    """The temperature of most of the newest requests, and how most of these are verified; None where no
+    record tells a temperature."""
     row = session.execute(
         _USUAL_SAMPLING,
         {

@@ -115,3 +115,16 @@ def test_drafts_are_compared_as_most_requests_are_served(database: Database) -> 
             session, server="server-1", target="target-1", version="v1", oldest=AT - timedelta(days=1)
         )
     assert usual == (0.5, "block")
+
+
+def test_a_change_of_verification_does_not_change_the_usual_temperature(database: Database) -> None:
+    """Each rule by itself has fewer requests than greedy ones."""
+    for number, (verification, temperature) in enumerate(
+        [("token", 0.5)] * 2 + [("greedy", 0.0)] * 4 + [("block", 0.5)] * 3
+    ):
+        served(database, number, number, verification=verification, temperature=temperature)
+    with database.session() as session:
+        usual = acceptance_levels.usual_sampling(
+            session, server="server-1", target="target-1", version="v1", oldest=AT - timedelta(days=1)
+        )
+    assert usual == (0.5, "block")

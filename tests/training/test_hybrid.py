@@ -12,6 +12,7 @@ from driftguard_engine.config import EngineConfig
 from driftguard_engine.core import FinishedRequest, Request, SamplingParams
 from driftguard_engine.engine import Engine
 from driftguard_training.corpus import prompts
+from driftguard_training.errors import BadModelDirectory
 from driftguard_training.hybrid import evaluate_hybrid
 from driftguard_training.lookup import make_corpus
 from driftguard_training.settings import CorpusSettings, EvaluateHybridSettings, Verification
@@ -98,3 +99,12 @@ def test_sampled_answers_are_accounted_for_on_average(corpus: Path, tmp_path: Pa
     mean = sum(gaps) / len(gaps)
     error = (sum((gap - mean) ** 2 for gap in gaps) / (len(gaps) - 1) / len(gaps)) ** 0.5
     assert abs(mean) < 3 * error
+
+
+def test_heads_that_guess_trees_are_refused_by_name(tmp_path: Path) -> None:
+    traffic = tmp_path / "traffic.jsonl"
+    line = {"segment": "a", "prompt_token_ids": [5, 6], "output_token_ids": [9, 10]}
+    traffic.write_text(json.dumps(line) + "\n")
+    settings = EvaluateHybridSettings(BUNDLED / "target", BUNDLED / "medusa", (None,), traffic, LEAST)
+    with pytest.raises(BadModelDirectory, match=r"draft: .*medusa guesses trees"):
+        evaluate_hybrid(settings)

@@ -61,8 +61,9 @@ def tell_recovery(session: Session, incident_id: UUID | None, recovered: str) ->
 
 
 def tell_half(session: Session, incident_id: UUID | None, at: datetime) -> None:
-    """Half of the fall is won back; does nothing where it is resolved."""
-    if incident_id is not None and (incident := _unresolved(session, incident_id)) is not None:
+    """Half of the fall is won back. A small fall may be over, and the incident resolved, before that is
+    shown."""
+    if incident_id is not None and (incident := incidents.lock(session, incident_id)) is not None:
         _tell(incident, half_at=at)
 
 

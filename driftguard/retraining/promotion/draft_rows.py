@@ -138,7 +138,11 @@ def _old_levels(
             oldest=since - _LOOK_BACK,
             until=since,
         )
-        told = {row.segment: row.mean for row in before if row.segment in changed}
+        told = {
+            row.segment: row.mean
+            for row in before
+            if row.segment in changed and row.requests >= watch.MINIMUM_OLD_REQUESTS
+        }
     return [
         _old_level(row, told.get(row.segment), minimum_drop, changed=row.segment in changed) for row in rows
     ]

@@ -25,7 +25,8 @@ Guarantee: a draft that is not worse than the old one (by `tolerance`, in any se
 probability at most ALPHA = 0.001 per promotion; an incident is declared recovered in part although some
 changed segment is no better with probability at most ALPHA, because every changed segment must show it, and
 likewise over, or half won back, although some changed segment accepts no more than its `over_from` or
-`half_from`.
+`half_from`. Both must show recovery in part, too: of a small fall they lie within what is not known of the
+old mean.
 Assumptions: the old means lie within two standard errors of what was measured, and the traffic of a
 segment stays as it was: a segment whose traffic changes for the worse during the watch counts against the
 new draft. Segments in which the old draft had fewer than MINIMUM_OLD_REQUESTS are not judged.
@@ -142,7 +143,7 @@ def _conclude(watch: Watch) -> Watch:
     changed = [segment for segment in watch.segments if segment.old.changed]
     recovered = watch.recovered or (bool(changed) and all(segment.shown_better for segment in changed))
     over = watch.over or (recovered and all(_is_over(segment) for segment in changed))
-    half = watch.half or (bool(changed) and all(segment.shown_half for segment in changed))
+    half = watch.half or (recovered and all(segment.shown_half for segment in changed))
     ended = watch.requests + watch.unjudged_requests >= WATCHED_REQUESTS
     return replace(
         watch, recovered=recovered, over=over, half=half, verdict="stands" if ended else "watching"

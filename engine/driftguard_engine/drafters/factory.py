@@ -174,7 +174,7 @@ class DraftLoader:
         if kind in ("medusa", "streaming"):
             raise InvalidModel(
                 f"draft: {name} is {_NAMES[kind]}, which drafts trees; --drafter hybrid takes a draft model "
-                "or an EAGLE-3 head",
+                "or a head of chains",
                 field="draft",
             )
         return self._hybrid(shown, version, path, self.config.corpus if serving is None else serving.corpus)

@@ -167,7 +167,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_distill(parser: argparse.ArgumentParser) -> None:
     parser.description = "Progress is one JSON object per line on stdout. Traffic: JSON Lines of " + _TRAFFIC
     parser.add_argument("--target", type=Path, required=True, help="directory of the target")
-    parser.add_argument("--draft", type=Path, required=True, help="draft model or EAGLE-3 head to start from")
+    parser.add_argument("--draft", type=Path, required=True, help="draft model or heads to start from")
     parser.add_argument("--train", type=Path, required=True, help="captured traffic to learn")
     parser.add_argument("--replay", type=Path, help="older traffic, for a part of every batch")
     parser.add_argument("--output", type=Path, required=True, help="new directory for the candidate")
@@ -204,7 +204,7 @@ def _add_score(parser: argparse.ArgumentParser) -> None:
         + '"verification" is "token", if it is not given, or "block"'
     )
     parser.add_argument("--target", type=Path, required=True, help="directory of the target")
-    parser.add_argument("--draft", type=Path, required=True, help="directory of draft model or EAGLE-3 head")
+    parser.add_argument("--draft", type=Path, required=True, help="directory of draft model or heads")
     parser.add_argument("--traffic", type=Path, required=True, help="served requests")
 
 

@@ -20,6 +20,7 @@ from driftguard_engine.drafters.suffix import SuffixDrafter
 
 from driftguard_training.drafts.base import Draft
 from driftguard_training.drafts.kinds import load_draft
+from driftguard_training.errors import BadModelDirectory
 from driftguard_training.lookup import Score, corpus_drafter, scored_segments, until
 from driftguard_training.model_directories import LoadedModel, load_model
 from driftguard_training.serving import DraftedAnswer, Guess, add_drafts, ends_of
@@ -40,6 +41,8 @@ def evaluate_hybrid(settings: EvaluateHybridSettings) -> dict[str, object]:
     """
     target = load_model(settings.target, "target")
     model, k = load_draft(settings.draft, target), settings.num_speculative_tokens
+    if model.tree is not None:
+        raise BadModelDirectory(f"draft: {settings.draft} guesses trees, which no hybrid drafts with")
     context = min(target.context_tokens, model.context_tokens)
     served = [
         ServedRequest(

@@ -76,6 +76,15 @@ def test_every_changed_segment_must_recover() -> None:
     assert state.recovered
 
 
+def test_half_of_a_small_fall_is_not_won_back_by_a_draft_that_may_be_as_the_old_one() -> None:
+    """Of 30 old requests: halfway up lies within two standard errors of their mean."""
+    small = OldLevel("german", True, 30, 0.40, 0.0225, 0.15 / 30**0.5, 0.41, 0.43)
+    state = watch.fold(started(small), traffic(1_900, 3, german=0.45))
+    assert (state.segments[0].shown_half, state.recovered, state.half) == (True, False, False)
+    state = watch.fold(started(small), traffic(1_900, 3, german=0.55))
+    assert (state.recovered, state.half) == (True, True)
+
+
 @pytest.mark.parametrize(("german", "code"), [(0.30, 0.77), (0.71, 0.60)])
 def test_a_draft_that_is_worse_somewhere_is_found(german: float, code: float) -> None:
     assert watch.fold(started(), traffic(600, 3, german=german, code=code)).verdict == "worse"

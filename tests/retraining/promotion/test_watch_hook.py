@@ -158,6 +158,24 @@ def test_a_suffix_lookup_is_compared_by_all_tokens_that_its_k_allows(
     assert "was 0." not in (incident_of(drifted.database, drifted.incident_id).resolution or "")
 
 
+def test_a_few_lookups_before_the_fall_are_no_level_to_come_back_to(drifted: Drifted, tmp_path: Path) -> None:
+    def requests(accepted: int, count: int, at: datetime) -> list[AcceptanceRecord]:
+        made = (record("no-corpus", NEW, accepted / 80, at) for _ in range(count))
+        return [msgspec.structs.replace(one, method="suffix", num_speculative_tokens=4) for one in made]
+
+    now = datetime.now(UTC)
+    before = incident_of(drifted.database, drifted.incident_id).change_point_at - timedelta(minutes=5)
+    store(drifted.database, requests(60, 3, before) + requests(4, 40, now))
+    run = trained(drifted.database, drifted.incident_id, "no-corpus", CANDIDATE, str(tmp_path), "promoting")
+    with drifted.database.session() as session:
+        draft = EngineDraft("corpus", CANDIDATE, "suffix", str(tmp_path))
+        finish_promotion(session, run, draft, now, tolerance=0.02, minimum_drop=0.05)
+    started = retrain_runs.numbers_of(the_run(drifted, run.id)).watch
+    assert started is not None
+    (seen,) = started.segments
+    assert (seen.old.requests, seen.old.over_from, seen.old.half_from) == (40, None, None)
+
+
 def test_when_half_of_the_fall_was_won_back_is_told(drifted: Drifted, promoted: UUID) -> None:
     """Of 0.77 to 0.41; 0.59 is half of it, and not shown to be more."""
     fold(drifted, [(NEW, 0.59), (OLD, 0.77)], 300)
@@ -179,6 +197,27 @@ def test_when_half_of_the_fall_was_won_back_is_told(drifted: Drifted, promoted: 
         _, stream = incidents.find(session, drifted.incident_id)
         shown = IncidentModel.of(incident, stream).half_recovery
     assert shown == half
+
+
+def test_half_of_a_small_fall_is_told_of_an_incident_that_was_over_before_it_was_shown(
+    drifted: Drifted, promoted: UUID
+) -> None:
+    """Of 0.61 to 0.41, where 0.2 may be left: 0.41 is over, 0.51 is half."""
+    with drifted.database.session() as session:
+        run = retrain_runs.find(session, promoted)
+        incident, _ = incidents.find(session, drifted.incident_id)
+        assert run is not None
+        (change,) = incident.segments
+        incident.segments = (replace(change, before=replace(change.before, rate=0.61), adjusted=None),)
+        serving = EngineDraft("draft", CANDIDATE, "draft_model", "/somewhere")
+        finish_promotion(session, run, serving, datetime.now(UTC), tolerance=0.02, minimum_drop=0.2)
+    fold(drifted, [(NEW, 0.55), (OLD, 0.77)], 300)
+    incident = incident_of(drifted.database, drifted.incident_id)
+    told = incident.evidence.mitigation
+    assert told is not None
+    assert told.half_at is not None
+    assert incident.resolved_at is not None
+    assert told.half_at > incident.resolved_at
 
 
 def test_half_a_recovery_keeps_the_incident_and_says_how_far_it_came(
