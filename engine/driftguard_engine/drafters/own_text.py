@@ -26,6 +26,7 @@ class OwnText:
         self._marks = {token: own.marks.get(name) for name, token in target.marks.items()}
         self._settled = list(own.begin)  # up to the last special token
         self._text = b""  # behind it, whole characters
+        self._begins = True  # nothing of it has arrived
         self._tokens: list[int] = []  # of this text
         self.unfinished = b""
         self.read = 0  # tokens of the sequence
@@ -57,12 +58,13 @@ class OwnText:
             mark = self._marks[token]
             if mark is not None and (mark,) != (*self._settled, *self._tokens):  # begins a text once
                 self._settled += [*self._tokens, mark]
-                self._text, self._tokens, self.unfinished = b"", [], b""
+                self._text, self._tokens, self.unfinished, self._begins = b"", [], b"", True
         self._add(piece)
 
     def _add(self, piece: bytes) -> None:
-        if not self._text and self._target.leading_space:
-            piece = piece.removeprefix(b" ")
+        if piece and self._begins:
+            self._begins = False
+            piece = piece.removeprefix(b" " * self._target.leading_space)
         piece = self.unfinished + piece
         whole = whole_characters(piece)
         piece, self.unfinished = piece[:whole].decode(errors="replace").encode(), piece[whole:]

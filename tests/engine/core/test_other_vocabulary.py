@@ -108,6 +108,17 @@ def test_a_draft_reads_what_its_tokenizer_makes_of_the_text_however_it_arrives(
         )
 
 
+def test_spaces_at_the_beginning_are_read_however_they_arrive(tmp_path: Path) -> None:
+    """Of those that a SentencePiece tokenizer gives, one was put before the text."""
+    ours = token_texts(sentencepiece(("ab",)), tmp_path, field="target")
+    theirs = token_texts(byte_level(("ab",)), tmp_path, field="draft")
+    for size in (1, 2, 1000):
+        text, token_ids = OwnText(ours, theirs), ours.encode(b"  ab")
+        for first in range(0, len(token_ids), size):
+            text.extend(token_ids[first : first + size])
+        assert text.token_ids == theirs.encode(b"  ab"), size
+
+
 def test_special_tokens_are_the_drafts_own_or_left_out(tmp_path: Path) -> None:
     ours = token_texts(byte_level(("ab",), specials=("<|end|>", "<|user|>", "<s>")), tmp_path, field="target")
     own = sentencepiece(("ab",))
