@@ -24,10 +24,11 @@ from driftguard_engine.kernels.layer_launches import AttentionScratch
 from driftguard_engine.kv_cache import SlotCache
 from driftguard_engine.models import directory as directories
 from driftguard_engine.models import llama_weights
+from driftguard_engine.models.fused_head import SHARED
 from driftguard_engine.models.llama_weights import Heads
 from driftguard_engine.models.loading import Placement, longest
 from driftguard_engine.models.medusa_head import is_medusa, sizes_of
-from driftguard_engine.models.speculators import HeadDirectory, head_kind
+from driftguard_engine.models.speculators import NOT_READ, HeadDirectory, head_kind
 from driftguard_engine.models.streaming_adapter import hidden_of, is_streaming
 
 # For what is not computed: CUDA graphs, the workspaces of libraries, a layer's weights while they are packed,
@@ -58,18 +59,19 @@ class ModelMemory:
         """From the config and the headers of the weights. Raises InvalidModel: these cannot be read."""
         directory, weights = directories.find(name, field=field), 0
         try:
-            medusa, streaming = is_medusa(directory), is_streaming(directory)
-            named = medusa or streaming  # files of names of their own
-            for path in (directories.weight_files if named else directories.loaded_files)(directory):
+            medusa, streaming, kind = is_medusa(directory), is_streaming(directory), head_kind(directory)
+            of_places, unread = medusa or streaming, _unread(kind)
+            of_any_name = of_places or kind is not None
+            for path in (directories.weight_files if of_any_name else directories.loaded_files)(directory):
                 with safe_open(path, "pt") as file:
-                    for tensor in map(file.get_slice, file.keys()):
+                    for tensor in map(file.get_slice, set(file.keys()) - unread):
                         weights += math.prod(tensor.get_shape()) * _item_bytes(tensor.get_dtype(), dtype)
-            if named:
+            if of_places:
                 kept, vocabulary = sizes_of(directory) if medusa else (hidden_of(directory), 0)
                 sizes: Any = PretrainedConfig()
                 sizes.vocab_size = vocabulary
                 return cls(field, weights, 0, Heads(1, 1, 1), sizes, True, kept)
-            if kind := head_kind(directory):
+            if kind is not None:
                 return cls._of_head(HeadDirectory(directory, field), kind, weights)
             config = AutoConfig.from_pretrained(str(directory), trust_remote_code=False)
             text = config.get_text_config()
@@ -174,6 +176,11 @@ def free_bytes(device: torch.device) -> int | None:
         return None
     torch.cuda.empty_cache()  # else what torch keeps of models that were freed would not count
     return torch.cuda.mem_get_info(device)[0]
+
+
+def _unread(kind: str | None) -> set[str]:
+    """Tensors in the files of a head of this kind that are not loaded."""
+    return {*NOT_READ, *(SHARED if kind in ("mtp", "eagle") else ())} if kind is not None else set()
 
 
 def _heads_of(config: Any) -> Heads:

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from driftguard_engine.models.speculators import LAYERS, HeadDirectory, TargetSizes, head_kind
 
-_SHARED = ("embed_tokens.weight", "lm_head.weight", "lm_head.bias")  # the target's
+SHARED = ("embed_tokens.weight", "lm_head.weight", "lm_head.bias")  # the target's
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,4 +133,4 @@ def read_fused_head(directory: Path, target: TargetSizes, *, field: str) -> Fuse
         else:
             norms, bias = bool(told.get("layernorms")), bool(told.get("fusion_bias"))
             head = EagleHead(layer, target.layers, norms=norms, bias=bias)
-    return source.filled(head, tensors, target, *_SHARED)
+    return source.filled(head, tensors, target, *SHARED)

@@ -41,7 +41,7 @@ LAYERS: Final[Mapping[str, Any]] = {
     "qwen3": (qwen3.Qwen3DecoderLayer, qwen3.Qwen3RMSNorm, qwen3.Qwen3RotaryEmbedding),
 }
 MAPS: Final = ("d2t", "t2d")
-_NOT_READ: Final = ("verifier_norm.weight", "verifier_lm_head.weight")  # of the target, for training
+NOT_READ: Final = ("verifier_norm.weight", "verifier_lm_head.weight")  # of the target, for training
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class HeadDirectory:
                     f"{name} is {[*tensors[name].shape]}, needed is {[*shape]} for a target of hidden size "
                     f"{target.hidden}"
                 )
-        if unknown := sorted(tensors.keys() - wanted.keys() - {*_NOT_READ, *other}):
+        if unknown := sorted(tensors.keys() - wanted.keys() - {*NOT_READ, *other}):
             raise self.refused(f"{unknown[0]} is no part of {self._title}")
         head.load_state_dict({name: tensors[name] for name in wanted}, assign=True)
         head = head.to(dtype=target.embedding.dtype).requires_grad_(False)

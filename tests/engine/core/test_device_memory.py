@@ -112,6 +112,20 @@ def test_what_is_computed_of_other_heads_is_what_torch_allocates(
     assert told.cache(placed) == sum(each.nbytes for each in [*cache.keys, *cache.values])
 
 
+@pytest.mark.parametrize("kind", ["eagle3", "mtp"])
+def test_of_a_head_counts_what_is_loaded_whatever_its_files_are_called(tmp_path: Path, kind: str) -> None:
+    target, head = load_target(Path(save(tmp_path / "llama", "llama", seed=1))), tmp_path / "head"
+    if kind == "eagle3":
+        save_random_head(head, target, range(257), (0, 1))
+    else:
+        save_random(head, kind, target)
+    told = ModelMemory.read("draft", str(head), torch.float32)
+    (head / "model.safetensors").rename(head / "head.safetensors")
+    of_target = {"eagle3": "verifier_lm_head.weight", "mtp": "lm_head.weight"}[kind]
+    save_file({of_target: torch.zeros(257, 32)}, head / "more.safetensors")
+    assert ModelMemory.read("draft", str(head), torch.float32).weights == told.weights
+
+
 def test_the_memory_of_a_step_is_that_of_its_logits_and_its_attention(
     tmp_path: Path, compiled: Callable[..., Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
