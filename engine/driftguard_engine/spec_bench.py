@@ -244,7 +244,7 @@ def main(
     baseline_output: Annotated[Path | None, typer.Option(help="Answers without it, in its format.")] = None,
     target: Annotated[str | None, typer.Option(help="Target model. Without it the bundled one.")] = None,
     draft: Annotated[
-        str | None, typer.Option(help="Draft model, EAGLE-3 or Medusa heads, streaming adapter, or corpus.")
+        str | None, typer.Option(help="Draft model, head, Medusa heads, streaming adapter or corpus.")
     ] = None,
     num_speculative_tokens: Annotated[int, typer.Option(help="Draft tokens per step (K).")] = 4,
     max_new_tokens: Annotated[int, typer.Option(help="Longest answer to a turn.")] = 128,
