@@ -132,7 +132,8 @@ class Engine:
             present = self._drafts.present(wanted)
             if present is not None:
                 return present
-            if wanted.method in WITH_WEIGHTS and wanted.directory != serving.info.directory:
+            shares = wanted.method == "hybrid" and wanted.directory == serving.info.directory
+            if wanted.method in WITH_WEIGHTS and not shares:
                 self._check_fits(directory)
             try:
                 draft = self._loader.open(wanted, serving)

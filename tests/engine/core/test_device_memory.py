@@ -252,6 +252,8 @@ def test_a_draft_for_which_no_memory_is_left_is_refused_and_one_that_fits_is_not
     assert loaded in engine.drafts
     play_gpu(monkeypatch, 0)
     assert engine.load_draft(other) == loaded, "it is in memory already"
+    with pytest.raises(InvalidModel, match=r"^draft: max_batch 4 "):
+        engine.load_draft(str(engine.draft.directory), "again")  # it would be there twice
 
 
 def test_a_promoted_draft_that_does_not_fit_after_a_restart_gives_way_to_the_configured_one(
