@@ -17,7 +17,6 @@ from driftguard_engine.core import (
 )
 from driftguard_engine.detokenizer import Detokenizer, StopFilter
 from driftguard_engine.drafters.loaded import LoadedDraft
-from driftguard_engine.kv_cache import Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +67,6 @@ class RunningSequence:
 
     def _remaining(self) -> int:
         return min(self.request.params.max_tokens - self.output_count, self.max_length - len(self.token_ids))
-
-    def step_span(self, drafted: int) -> Span:
-        """The newest token and the drafted ones, which the target reads in one verification."""
-        return Span(self.slot, len(self.token_ids) - 1, 1 + drafted)
 
     def commit(
         self, emitted: Sequence[int], drafted: int, accepted: int, concurrency: int, now: Moment

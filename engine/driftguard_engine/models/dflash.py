@@ -90,7 +90,7 @@ class MarkovBias:
     """What DSpark adds to the logits of each place, by the token before it: place after place of a block."""
 
     def __init__(self, head: MarkovHead) -> None:
-        self._kind, self._rank = head.kind, head.rank
+        self._kind = head.kind
         self._before, self._output = head.markov_w1.weight.detach(), choose(head.markov_w2.weight, None)
         if head.kind == "gated":
             self._inner = choose(head.gate_proj.weight, head.gate_proj.bias)

@@ -49,7 +49,7 @@ class MarkovHead(nn.Module):
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
         rank, hidden = config.markov_rank, config.layer.hidden_size
-        self.kind, self.rank = config.markov_kind, rank
+        self.kind = config.markov_kind
         self.markov_w1 = nn.Embedding(config.layer.vocab_size, rank)
         self.markov_w2 = nn.Linear(rank, config.draft_vocabulary, bias=False)
         if self.kind == "gated":
