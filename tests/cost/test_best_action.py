@@ -253,7 +253,7 @@ def watched(seed: int, old: float, new: float, requests: int = 200) -> Iterator[
 @pytest.mark.parametrize(("new", "best"), [(0.45, "roll_back"), (0.62, "nothing")])
 def test_a_rollback_is_best_where_the_old_draft_accepted_surely_more(new: float, best: str) -> None:
     level = OldLevel("code", changed=True, requests=300, mean=0.6, variance=0.01, standard_error=0.006)
-    state = watch.start([level], 0.05)
+    state = watch.start([level], 0.05, ())
     # The watch itself ends at its verdict; here it only counts.
     for one in watched(3, 0.6, new):
         state = watch.fold(state, [one])
@@ -268,7 +268,7 @@ def test_a_rollback_is_best_where_the_old_draft_accepted_surely_more(new: float,
 
 def test_a_rollback_of_too_few_requests_or_an_unknown_k_has_no_gain() -> None:
     level = OldLevel("code", changed=True, requests=300, mean=0.6, variance=0.01, standard_error=0.006)
-    state = watch.fold(watch.start([level], 0.05), list(watched(4, 0.6, 0.5, requests=29)))
+    state = watch.fold(watch.start([level], 0.05, ()), list(watched(4, 0.6, 0.5, requests=29)))
     assert rollback_gain(state, 4.0) is None
-    assert rollback_gain(watch.fold(watch.start([level], 0.05), list(watched(4, 0.6, 0.6))), None) is None
+    assert rollback_gain(watch.fold(watch.start([level], 0.05, ()), list(watched(4, 0.6, 0.6))), None) is None
     assert rollback_gain(None, 4.0) is None

@@ -105,7 +105,7 @@ def test_a_draft_that_was_just_promoted_and_accepts_less_is_rolled_back_first(da
     rng = np.random.default_rng(4)
     send(database, rng, DRAFT_PAYS, 0, {0: 60, 4: 500})
     level = OldLevel("chat", changed=True, requests=300, mean=0.55, variance=0.01, standard_error=0.006)
-    state = watch.start([level], 0.5)  # tolerates so much that it does not end before it is asked
+    state = watch.start([level], 0.5, ())  # tolerates so much that it does not end before it is asked
     state = watch.fold(state, [("chat", 100, int(rng.binomial(100, 0.4))) for _ in range(150)])
     now = datetime.now(UTC)
     run = RetrainRun(

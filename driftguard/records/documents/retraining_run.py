@@ -141,6 +141,7 @@ class Watch:
     verdict: Verdict
     over: bool = False  # every changed segment is shown to be back
     half: bool = False  # every changed segment is shown to have won back half of its fall
+    unjudged_segments: tuple[str, ...] = ()  # changed ones of which the old draft had too few requests
 
 
 @dataclass(frozen=True, slots=True)

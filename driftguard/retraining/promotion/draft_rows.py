@@ -6,6 +6,7 @@ The engine acts first and the database follows (see reconcile.py), so nothing he
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -48,7 +49,13 @@ def finish_promotion(
     is over may be as much as this. A server that is only scraped has no requests to watch: then the promotion
     stands.
     """
-    levels, numbers = _old_levels(session, run, draft, at, minimum_drop), retrain_runs.numbers_of(run)
+    changed: dict[str, ChangedSegment] = {}
+    since = at - _LOOK_BACK
+    if run.incident_id is not None:
+        incident, _ = incidents.find(session, run.incident_id)
+        changed, since = {each.segment: each for each in incident.segments}, incident.change_point_at
+    levels = _old_levels(session, run, draft, at, minimum_drop, changed, since)
+    numbers = retrain_runs.numbers_of(run)
     follow_engine(session, run.server, run.target, draft, at)
     reason = gate.reason if (gate := numbers.gate) else "passed the gate"
     if (rollout := numbers.rollout) is not None and rollout.live == "done":
@@ -61,7 +68,7 @@ def finish_promotion(
         incident_notes.end_mitigation(session, run.incident_id, reason, at)
         return
     incident_notes.tell_promotion(session, run.incident_id, draft.version, at)
-    numbers = replace(numbers, watch=watch.start(levels, tolerance))
+    numbers = replace(numbers, watch=watch.start(levels, tolerance, changed))
     retrain_runs.advance(session, run.id, "watching", numbers=numbers, reason=reason)
 
 
@@ -110,15 +117,15 @@ def put_in_service(
 
 
 def _old_levels(
-    session: Session, run: RetrainRun, draft: EngineDraft, at: datetime, minimum_drop: float
+    session: Session,
+    run: RetrainRun,
+    draft: EngineDraft,
+    at: datetime,
+    minimum_drop: float,
+    changed: Mapping[str, ChangedSegment],
+    since: datetime,
 ) -> list[OldLevel]:
-    """The parent's acceptance: in the incident's segments since the change point, elsewhere recently."""
-    changed: dict[str, ChangedSegment] = {}
-    since = at - _LOOK_BACK
-    if run.incident_id is not None:
-        incident, _ = incidents.find(session, run.incident_id)
-        changed = {each.segment: each for each in incident.segments}
-        since = incident.change_point_at
+    """The parent's acceptance: in the changed segments since the change point, elsewhere recently."""
     rows = acceptance_levels.levels(
         session,
         server=run.server,

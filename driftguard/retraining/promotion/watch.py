@@ -29,12 +29,13 @@ likewise over, or half won back, although some changed segment accepts no more t
 old mean.
 Assumptions: the old means lie within two standard errors of what was measured, and the traffic of a
 segment stays as it was: a segment whose traffic changes for the worse during the watch counts against the
-new draft. Segments in which the old draft had fewer than MINIMUM_OLD_REQUESTS are not judged.
+new draft. Segments in which the old draft had fewer than MINIMUM_OLD_REQUESTS are not judged: where one of
+them has changed, the watch never calls the incident over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -55,12 +56,22 @@ def over_from(before: float, after: float, minimum_drop: float) -> float:
     return before - max(FORGIVEN * (before - after), minimum_drop)
 
 
-def start(old: Sequence[OldLevel], tolerance: float) -> Watch:
-    """A watch before its first request."""
+def start(old: Sequence[OldLevel], tolerance: float, changed: Collection[str]) -> Watch:
+    """A watch before its first request. changed: the segments of the incident."""
     ones = (1.0,) * BETS
     judged = [level for level in old if level.requests >= MINIMUM_OLD_REQUESTS]
     segments = tuple(SegmentWatch(level, 0, 0, 0, ones, ones, shown_better=False) for level in judged)
-    return Watch(segments, ones, tolerance, 0, 0, recovered=False, verdict="watching")
+    unjudged = {*changed} - {level.segment for level in judged}
+    return Watch(
+        segments,
+        ones,
+        tolerance,
+        0,
+        0,
+        recovered=False,
+        verdict="watching",
+        unjudged_segments=tuple(sorted(unjudged)),
+    )
 
 
 def fold(watch: Watch, requests: Iterable[tuple[str, int, int]]) -> Watch:
@@ -142,7 +153,8 @@ def _conclude(watch: Watch) -> Watch:
         return replace(watch, verdict="worse")
     changed = [segment for segment in watch.segments if segment.old.changed]
     recovered = watch.recovered or (bool(changed) and all(segment.shown_better for segment in changed))
-    over = watch.over or (recovered and all(_is_over(segment) for segment in changed))
+    judges_all = not watch.unjudged_segments
+    over = watch.over or (judges_all and recovered and all(_is_over(segment) for segment in changed))
     half = watch.half or (recovered and all(segment.shown_half for segment in changed))
     ended = watch.requests + watch.unjudged_requests >= WATCHED_REQUESTS
     return replace(

@@ -228,7 +228,7 @@ def _numbers(rng: np.random.Generator) -> RunNumbers:
     ]
     decision = decide(groups, Costs(4, 0.020, 0.003, 0.003), GateRules(0.02, 0.05))
     levels = [OldLevel("summaries", changed=True, requests=400, mean=0.3, variance=0.02, standard_error=0.01)]
-    watched = watch.fold(watch.start(levels, 0.05), [("summaries", 100, 55 + n % 9) for n in range(60)])
+    watched = watch.fold(watch.start(levels, 0.05, ()), [("summaries", 100, 55 + n % 9) for n in range(60)])
     return RunNumbers(
         requests=RequestCounts(512, 171, 128),
         costs=Costs(4, 0.020, 0.003, 0.003),

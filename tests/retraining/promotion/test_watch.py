@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import numpy as np
 import pytest
@@ -26,7 +28,7 @@ def traffic(count: int, seed: int, **levels: float) -> Requests:
 
 
 def started(*levels: OldLevel) -> Watch:
-    return watch.start(levels or (GERMAN, CODE), tolerance=0.02)
+    return watch.start(levels or (GERMAN, CODE), tolerance=0.02, changed=set())
 
 
 def test_recovery_is_shown_within_a_hundred_requests() -> None:
@@ -74,6 +76,17 @@ def test_every_changed_segment_must_recover() -> None:
     assert not state.recovered
     state = watch.fold(started(GERMAN, french), traffic(600, 2, german=0.71, french=0.70))
     assert state.recovered
+
+
+def test_a_changed_segment_that_is_not_judged_keeps_the_others_from_ending_the_incident() -> None:
+    """The old draft had few requests of it since the change, or none."""
+    known = replace(GERMAN, over_from=0.6)
+    rare = OldLevel("rare", True, 12, 0.3, 0.02, 0.04)
+    good = traffic(400, 3, german=0.72)
+    assert watch.fold(watch.start([known], 0.02, {"german"}), good).over
+    for old, changed in (([known, rare], {"german", "rare"}), ([known], {"german", "rare"})):
+        state = watch.fold(watch.start(old, 0.02, changed), good)
+        assert (state.recovered, state.over, state.unjudged_segments) == (True, False, ("rare",))
 
 
 def test_half_of_a_small_fall_is_not_won_back_by_a_draft_that_may_be_as_the_old_one() -> None:
