@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from driftguard_engine.config import EngineConfig
@@ -16,6 +16,8 @@ from driftguard_engine.core import FinishedRequest, InvalidModel
 from driftguard_engine.drafters.corpus import TEXTS_FILE, read_documents
 from driftguard_engine.engine import Engine
 from driftguard_engine.options import BUNDLED
+from driftguard_training import lookup
+from driftguard_training.settings import EvaluateCorporaSettings
 from safetensors.numpy import load_file
 from transformers import AutoTokenizer
 
@@ -83,6 +85,16 @@ def as_traffic(path: Path, done: dict[str, FinishedRequest]) -> Path:
     rows = [(("even", "odd")[int(name) % 2], one.request.prompt_token_ids, one.output_token_ids)
             for name, one in done.items()]  # fmt: skip
     return write(path, rows)
+
+
+def test_no_draft_token_takes_less_than_no_time_on_a_busy_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookup, "seconds_per_call", lambda _, tokens: 1.0 if tokens == 1 else 0.9)
+    traffic = as_traffic(tmp_path / "heldout.jsonl", answers(engine_of(None), seed=2, count=3))
+    found = lookup.evaluate_corpora(EvaluateCorporaSettings(TARGET, (None,), traffic, K))
+    (draft,) = cast("Any", found["drafts"])
+    assert 0 < draft["seconds_per_draft_token"] < 0.01
 
 
 @pytest.mark.slow
