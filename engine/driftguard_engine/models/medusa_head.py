@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from driftguard_engine.core import InvalidModel
 from driftguard_engine.models.directory import weight_files
-from driftguard_engine.models.plausible import check_parameters
+from driftguard_engine.models.plausible import check_parameters, fill
 
 NODES: Final = 16  # of a tree that is not told
 _ASSUMED: Final = (0.6, 0.5)  # how often the likeliest token of the first head is right; and of others, of it
@@ -181,20 +181,6 @@ def read_tensors(directory: Path) -> dict[str, Tensor]:
     if not tensors:
         raise ValueError("it has no *.safetensors; weights as *.pt are not read")
     return tensors
-
-
-def fill(module: nn.Module, tensors: Mapping[str, Tensor], target: str, parts: str) -> None:
-    """Puts tensors of these names and shapes into the module, which is on "meta". Raises ValueError: one is
-    missing, has another shape than is needed for `target`, or is no part of `parts`."""
-    wanted = {name: each.shape for name, each in module.state_dict().items()}
-    for name, shape in wanted.items():
-        if name not in tensors:
-            raise ValueError(f"{name} is missing")
-        if tensors[name].shape != shape:
-            raise ValueError(f"{name} is {[*tensors[name].shape]}, needed is {[*shape]} for {target}")
-    if unknown := sorted(tensors.keys() - wanted.keys()):
-        raise ValueError(f"{unknown[0]} is no part of {parts}")
-    module.load_state_dict({name: tensors[name] for name in wanted}, assign=True)
 
 
 def _read_config(directory: Path) -> dict[str, Any]:

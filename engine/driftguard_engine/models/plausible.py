@@ -1,12 +1,15 @@
-"""Checks that weights can serve: finite in the dtype they serve in, plausibly large, logits not all alike."""
+"""Checks that weights can serve: of the right names and shapes, finite in the dtype they serve in, plausibly
+large, logits not all alike."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from driftguard_engine.core import InvalidModel
 
@@ -37,6 +40,25 @@ def check_parameters(module: Any, directory: Path, *, field: str) -> None:
         if max(-least, most) > LARGEST_WEIGHT:
             extreme = max(least, most, key=abs)
             raise _refused(f"{name} holds {extreme:g}, beyond {LARGEST_WEIGHT:g}", directory, field)
+
+
+def fill(
+    module: nn.Module, tensors: Mapping[str, Tensor], target: str, whole: str, besides: Collection[str] = ()
+) -> None:
+    """Puts tensors of these names and shapes into the module, which is on "meta".
+
+    besides: names that may be there too. Raises ValueError: a tensor is missing, has another shape than is
+    needed for `target`, or is no part of `whole`.
+    """
+    wanted = {name: each.shape for name, each in module.state_dict().items()}
+    for name, shape in wanted.items():
+        if name not in tensors:
+            raise ValueError(f"{name} is missing")
+        if tensors[name].shape != shape:
+            raise ValueError(f"{name} is {[*tensors[name].shape]}, needed is {[*shape]} for {target}")
+    if unknown := sorted(tensors.keys() - wanted.keys() - {*besides}):
+        raise ValueError(f"{unknown[0]} is no part of {whole}")
+    module.load_state_dict({name: tensors[name] for name in wanted}, assign=True)
 
 
 def _logits(module: Any) -> torch.Tensor:

@@ -26,7 +26,7 @@ from transformers.models.qwen3 import modeling_qwen3 as qwen3
 from driftguard_engine.core import InvalidModel
 from driftguard_engine.models.directory import weight_files
 from driftguard_engine.models.llama_weights import supports
-from driftguard_engine.models.plausible import check_parameters
+from driftguard_engine.models.plausible import check_parameters, fill
 
 TITLES: Final[Mapping[str, str]] = {  # of kinds, which are also the names of methods
     "eagle3": "an EAGLE-3 head",
@@ -150,18 +150,11 @@ class HeadDirectory:
 
         other: tensors that there may be besides. Raises InvalidModel: what does not fit, by its name.
         """
-        wanted = {name: each.shape for name, each in head.state_dict().items()}
-        for name, shape in wanted.items():
-            if name not in tensors:
-                raise self.refused(f"{name} is missing")
-            if tensors[name].shape != shape:
-                raise self.refused(
-                    f"{name} is {[*tensors[name].shape]}, needed is {[*shape]} for a target of hidden size "
-                    f"{target.hidden}"
-                )
-        if unknown := sorted(tensors.keys() - wanted.keys() - {*NOT_READ, *other}):
-            raise self.refused(f"{unknown[0]} is no part of {self._title}")
-        head.load_state_dict({name: tensors[name] for name in wanted}, assign=True)
+        besides = {*NOT_READ, *other}
+        try:
+            fill(head, tensors, f"a target of hidden size {target.hidden}", self._title, besides)
+        except ValueError as error:
+            raise self.refused(str(error)) from None
         head = head.to(dtype=target.embedding.dtype).requires_grad_(False)
         layer = self.layer_config()
         head.rotary_emb = LAYERS[layer.model_type][2](layer)  # in no file, and in float32 whatever serves

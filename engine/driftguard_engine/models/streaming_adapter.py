@@ -22,14 +22,8 @@ from torch import Tensor, nn
 
 from driftguard_engine.core import InvalidModel
 from driftguard_engine.models.llama_weights import Heads
-from driftguard_engine.models.medusa_head import (
-    Choices,
-    fill,
-    read_tensors,
-    size_of,
-    tree_of,
-)
-from driftguard_engine.models.plausible import check_parameters
+from driftguard_engine.models.medusa_head import Choices, read_tensors, size_of, tree_of
+from driftguard_engine.models.plausible import check_parameters, fill
 
 
 @dataclass(frozen=True, slots=True)
