@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -226,16 +227,31 @@ def train_head(
 ) -> None:
     """Distil as `train_draft`, in chains of drafts as they are drafted later."""
 
-    def loss_at(step: int) -> tuple[torch.Tensor, dict[str, float]]:
+    def loss_at(step: int, kind: Loss) -> tuple[torch.Tensor, list[float]]:
         rows, length = _rows_and_length(recipe, step, recipe.head_steps)
         tokens = batch(streams, _DISTILLATION_SHARES, rows, length, seed + 2, step)  # [rows, length]
-        kind: Loss = "lk-hybrid" if step < recipe.head_steps // 3 else "nla"
-        loss, accepted = head_loss(head, target, token_ids, tokens, recipe.head.passes, kind)
+        return head_loss(head, target, token_ids, tokens, recipe.head.passes, kind)
+
+    schedule = Schedule(recipe.head_steps, learning_rate=4e-3, warmup_steps=min(50, recipe.head_steps))
+    _distil_places(head, loss_at, schedule, work, "eagle3")
+
+
+def _distil_places(
+    module: torch.nn.Module,
+    loss_at: Callable[[int, Loss], tuple[torch.Tensor, list[float]]],
+    schedule: Schedule,
+    work: Path,
+    name: str,
+) -> None:
+    """Of what drafts several places at once. loss_at(step, kind of loss): the loss and the acceptance of each
+    place."""
+
+    def both(step: int) -> tuple[torch.Tensor, dict[str, float]]:
+        loss, accepted = loss_at(step, "lk-hybrid" if step < schedule.steps // 3 else "nla")
         shown = {f"acceptance {place}": each for place, each in enumerate(accepted, 1)}
         return loss, {"loss": loss.item(), **shown}
 
-    schedule = Schedule(recipe.head_steps, learning_rate=4e-3, warmup_steps=min(50, recipe.head_steps))
-    train(head, loss_at, schedule, work / "eagle3.checkpoint", "eagle3")
+    train(module, both, schedule, work / f"{name}.checkpoint", name)
 
 
 def train_medusa(
@@ -243,15 +259,12 @@ def train_medusa(
 ) -> None:
     """Distil as `train_draft`."""
 
-    def loss_at(step: int) -> tuple[torch.Tensor, dict[str, float]]:
+    def loss_at(step: int, kind: Loss) -> tuple[torch.Tensor, list[float]]:
         tokens = batch(streams, _DISTILLATION_SHARES, recipe.medusa_rows, recipe.length, seed + 3, step)
-        kind: Loss = "lk-hybrid" if step < recipe.medusa_steps // 3 else "nla"
-        loss, accepted = heads_loss(heads, target, tokens, kind)
-        shown = {f"acceptance {place}": each for place, each in enumerate(accepted, 1)}
-        return loss, {"loss": loss.item(), **shown}
+        return heads_loss(heads, target, tokens, kind)
 
     schedule = Schedule(recipe.medusa_steps, learning_rate=4e-3, warmup_steps=min(50, recipe.medusa_steps))
-    train(heads, loss_at, schedule, work / "medusa.checkpoint", "medusa")
+    _distil_places(heads, loss_at, schedule, work, "medusa")
 
 
 def train_streaming(
@@ -264,18 +277,15 @@ def train_streaming(
 ) -> None:
     """Distil as `train_draft`."""
 
-    def loss_at(step: int) -> tuple[torch.Tensor, dict[str, float]]:
+    def loss_at(step: int, kind: Loss) -> tuple[torch.Tensor, list[float]]:
         tokens = batch(streams, _DISTILLATION_SHARES, recipe.medusa_rows, recipe.length, seed + 4, step)
-        kind: Loss = "lk-hybrid" if step < recipe.streaming_steps // 3 else "nla"
-        loss, accepted = streaming.adapter_loss(adapter, target, tokens, kind)
-        shown = {f"acceptance {place}": each for place, each in enumerate(accepted, 1)}
-        return loss, {"loss": loss.item(), **shown}
+        return streaming.adapter_loss(adapter, target, tokens, kind)
 
     target.requires_grad_(False)  # what it would take to compute its gradients is saved
     schedule = Schedule(
         recipe.streaming_steps, learning_rate=5e-3, warmup_steps=min(30, recipe.streaming_steps)
     )
-    train(adapter, loss_at, schedule, work / "streaming.checkpoint", "streaming")
+    _distil_places(adapter, loss_at, schedule, work, "streaming")
 
 
 def _with_continuations(
