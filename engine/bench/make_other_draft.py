@@ -20,7 +20,8 @@ from driftguard_training import corpus
 from driftguard_training.model_directories import load_model, save_model
 from driftguard_training.pretraining import Schedule, train
 from driftguard_training.streams import batch, continuations, token_streams
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from driftguard_training.tokenization import train_tokenizer
+from tokenizers import pre_tokenizers
 from torch.nn import functional
 from transformers import (
     LlamaConfig,
@@ -34,24 +35,6 @@ _DOMAINS = ("python", "prose")
 _SHARES = {"python": 0.3, "prose": 0.2, "continuations": 0.5}
 _VOCABULARY, _CONTEXT, _LENGTH, _ROWS, _STEPS = 1_024, 1_024, 256, 16, 200
 _END = "</s>"
-
-
-def tokenizer_of(texts: list[str]) -> PreTrainedTokenizerFast:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=_VOCABULARY,
-        special_tokens=[_END],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=tokenizer, eos_token=_END, model_max_length=_CONTEXT
-    )
 
 
 def translated(
@@ -73,7 +56,8 @@ def translated(
 def make(output: Path, seed: int) -> None:
     target = load_model(BUNDLED / "target", "target")
     texts = [text for name in _DOMAINS for text in corpus.documents(name, "train")]
-    tokenizer = tokenizer_of(texts[::2])
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    tokenizer = train_tokenizer(texts[::2], _VOCABULARY, _CONTEXT, end=_END, first=digits)
     streams = dict(token_streams(tokenizer, _DOMAINS, "train"))
     theirs = token_streams(cast("PreTrainedTokenizerFast", target.tokenizer), _DOMAINS, "train")
     spoken = continuations(target.model, theirs, {"python": 0.6, "prose": 0.4}, 512, _LENGTH, seed)
