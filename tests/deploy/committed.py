@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,11 @@ KUBERNETES: Final = DEPLOY / "kubernetes"
 VERSION: Final = str(
     tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
 )
+
+
+def tool(name: str) -> str | None:
+    """A program of build/tools, where the Makefile puts some, or of the system."""
+    return shutil.which(name, path=str(ROOT / "build" / "tools")) or shutil.which(name)
 
 
 def documents(file: Path) -> list[dict[str, Any]]:

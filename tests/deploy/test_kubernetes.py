@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,10 +24,12 @@ from tests.deploy.committed import (
     manifests,
     parse_command,
     set_environment,
+    tool,
 )
 from tests.deploy.test_dockerfile import last
 
 KUBERNETES_VERSION = "1.31"
+KUBECTL = tool("kubectl")
 PORTS = {"driftguard-sidecar": 8200, "driftguard-engine": 8100}
 OBJECTS = list(manifests())
 NATIVE = [(file, found) for file, found in OBJECTS if "monitoring.coreos.com" not in found["apiVersion"]]
@@ -241,11 +242,12 @@ def test_a_kustomization_names_files_and_images_that_there_are(file: Path) -> No
     assert images == {image: VERSION for image in used if image in PORTS}
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+@pytest.mark.skipif(KUBECTL is None, reason="kubectl is not installed: make build/tools/helm")
 @pytest.mark.parametrize("directory", ["base", "engine", "vllm", "monitoring"])
 def test_kustomize_renders_it(directory: str) -> None:
+    assert KUBECTL is not None
     rendered = subprocess.run(
-        ["kubectl", "kustomize", KUBERNETES / directory], capture_output=True, text=True, check=True
+        [KUBECTL, "kustomize", KUBERNETES / directory], capture_output=True, text=True, check=True
     ).stdout
     images = re.findall(r"image: (\S+)", rendered)
     assert not set(images) & PORTS.keys()  # every one got its registry

@@ -1,0 +1,48 @@
+{{- define "driftguard.name" -}}
+{{- if contains "driftguard" .Release.Name }}{{ .Release.Name | trunc 63 | trimSuffix "-" }}{{ else }}{{ printf "%s-driftguard" .Release.Name | trunc 63 | trimSuffix "-" }}{{ end }}
+{{- end }}
+
+{{- define "driftguard.selector" -}}
+app.kubernetes.io/name: driftguard
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "driftguard.labels" -}}
+{{ include "driftguard.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end }}
+
+{{- define "driftguard.image" -}}
+{{ required "image.repository: where the image of the sidecar was pushed" .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end }}
+
+{{- /* Of the containers alike. A Service's DRIFTGUARD_PORT would be a setting: enableServiceLinks stays false. */}}
+{{- define "driftguard.container" -}}
+image: {{ include "driftguard.image" . }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+env:
+  - name: DRIFTGUARD_DATABASE_URL
+    valueFrom: {secretKeyRef: {name: {{ .Values.secretName }}, key: database-url}}
+  - name: DRIFTGUARD_API_KEY
+    valueFrom: {secretKeyRef: {name: {{ .Values.secretName }}, key: api-key}}
+  - {name: DRIFTGUARD_CONFIG, value: /etc/driftguard/driftguard.toml}
+  {{- with .Values.externalUrl }}
+  - {name: DRIFTGUARD_ALERTING__EXTERNAL_URL, value: {{ . | quote }}}
+  {{- end }}
+  {{- with .Values.sources }}
+  - {name: DRIFTGUARD_SOURCES, value: {{ toJson . | quote }}}
+  {{- end }}
+  {{- with .Values.environment }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities: {drop: [ALL]}
+volumeMounts:
+  - {name: settings, mountPath: /etc/driftguard, readOnly: true}
+  - {name: data, mountPath: /var/lib/driftguard}
+  - {name: tmp, mountPath: /tmp}
+{{- end }}

@@ -1,0 +1,182 @@
+"""The Helm chart, rendered by helm itself: it checks its values, Kubernetes would take what it renders, and
+the sidecar reads its own settings from it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from driftguard.alerting.rules.generate import kubernetes_manifest
+from driftguard.alerting.rules.parameters import RuleParameters
+from driftguard.settings.loading import load_settings
+from tests.deploy.committed import DEPLOY, KUBERNETES, ROOT, VERSION, documents, set_environment, tool
+from tests.deploy.test_kubernetes import KUBERNETES_VERSION, environment
+
+CHART = DEPLOY / "helm" / "driftguard"
+HELM = tool("helm")
+needs_helm = pytest.mark.skipif(HELM is None, reason="helm is not installed: make build/tools/helm")
+IMAGE = ("image.repository=registry.example.com/driftguard-sidecar",)
+ADDRESS = "externalUrl=https://driftguard.example.com"
+SOURCES = [{"url": "http://chat:8000/metrics", "server": "chat-0", "num_speculative_tokens": 4}]
+EVERYTHING = (
+    *IMAGE,
+    f"{ADDRESS}/",
+    "replicas=2",
+    "ingress.enabled=true",
+    "ingress.tlsSecretName=tls",
+    "networkPolicy.enabled=true",
+    "monitoring.serviceMonitor.enabled=true",
+    "monitoring.rules.enabled=true",
+    "dashboards.enabled=true",
+)
+PEERS = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+
+
+def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
+    assert HELM is not None
+    return subprocess.run([HELM, *arguments], capture_output=True, text=True, check=False)
+
+
+def given(values: tuple[str, ...]) -> list[str]:
+    return [
+        *(word for value in values for word in ("--set", value)),
+        *("--set-json", f"networkPolicy.from={json.dumps(PEERS)}"),
+        *("--set-json", f"sources={json.dumps(SOURCES)}"),
+    ]
+
+
+def rendered(*values: str, release: str = "driftguard") -> dict[str, dict[str, Any]]:
+    """Kind-name -> object."""
+    done = helm("template", release, str(CHART), *given(values))
+    assert done.returncode == 0, done.stderr
+    found = [document for document in yaml.safe_load_all(done.stdout) if document]
+    return {f"{item['kind']}-{item['metadata']['name']}": item for item in found}
+
+
+@needs_helm
+@pytest.mark.parametrize("values", [IMAGE, EVERYTHING], ids=["least", "everything"])
+def test_helm_and_kubernetes_would_take_it(values: tuple[str, ...]) -> None:
+    linted = helm("lint", "--strict", str(CHART), *given(values))
+    assert linted.returncode == 0, linted.stdout + linted.stderr
+    for manifest in rendered(*values).values():
+        if "monitoring.coreos.com" not in manifest["apiVersion"]:
+            kubernetes_validate.validate(manifest, KUBERNETES_VERSION, strict=True)
+
+
+@needs_helm
+def test_the_pods_are_those_of_the_kustomization() -> None:
+    """But for names, labels and what values set."""
+    (base,) = documents(KUBERNETES / "base" / "deployment.yaml")
+    own = rendered(*IMAGE)["Deployment-driftguard"]
+    assert own["spec"]["strategy"] == base["spec"]["strategy"]
+    wanted, found = base["spec"]["template"]["spec"], own["spec"]["template"]["spec"]
+    for container, other in zip(
+        [*wanted["initContainers"], *wanted["containers"]],
+        [*found["initContainers"], *found["containers"]],
+        strict=True,
+    ):
+        assert other.pop("image") == f"registry.example.com/driftguard-sidecar:{VERSION}"
+        assert other.pop("imagePullPolicy") == "IfNotPresent"
+        assert other["env"].pop()["name"] == "DRIFTGUARD_SOURCES"
+        del container["image"]
+    assert found == wanted
+
+
+@needs_helm
+def test_the_sidecar_reads_its_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = rendered(*EVERYTHING)
+    (container,) = objects["Deployment-driftguard"]["spec"]["template"]["spec"]["containers"]
+    variables = environment(container)
+    (tmp_path / "driftguard.toml").write_text(objects["ConfigMap-driftguard"]["data"]["driftguard.toml"])
+    del variables["DRIFTGUARD_CONFIG"]
+    set_environment(monkeypatch, variables)
+    settings = load_settings(tmp_path / "driftguard.toml")
+    assert [(source.server, source.num_speculative_tokens) for source in settings.sources] == [("chat-0", 4)]
+    assert settings.alerting.external_url == "https://driftguard.example.com/"
+    assert not settings.retraining.automatic
+
+
+@needs_helm
+def test_changed_settings_restart_the_pods() -> None:
+    def annotations(settings: str) -> dict[str, str]:
+        objects = rendered(*IMAGE, f"settings={settings}")
+        found: dict[str, str] = objects["Deployment-driftguard"]["spec"]["template"]["metadata"][
+            "annotations"
+        ]
+        return found
+
+    assert annotations('log_level = "info"') != annotations('log_level = "debug"')
+
+
+@needs_helm
+def test_rules_and_dashboards_are_the_committed_ones_with_the_address_of_the_installation() -> None:
+    objects = rendered(*EVERYTHING)
+    (wanted,) = yaml.safe_load_all(
+        kubernetes_manifest(RuleParameters(base_url="https://driftguard.example.com"))
+    )
+    assert objects["PrometheusRule-driftguard"]["spec"] == wanted["spec"]
+    for name in ("engine", "fleet", "retraining", "stream"):
+        config = objects[f"ConfigMap-driftguard-{name}"]
+        assert config["metadata"]["labels"]["grafana_dashboard"] == "1"
+        ((file, content),) = config["data"].items()
+        committed = (ROOT / "dashboards" / file).read_text(encoding="utf-8")
+        assert json.loads(content) == json.loads(committed)
+
+
+@needs_helm
+def test_prometheus_finds_the_service_and_calls_the_job_as_the_rules_do() -> None:
+    objects = rendered(*EVERYTHING, release="eu")
+    service, monitor = objects["Service-eu-driftguard"], objects["ServiceMonitor-eu-driftguard"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert service["metadata"]["labels"][monitor["spec"]["jobLabel"]] == "driftguard"
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+    pod = objects["Deployment-eu-driftguard"]["spec"]["template"]["metadata"]["labels"]
+    policy = objects["NetworkPolicy-eu-driftguard"]["spec"]
+    for selector in (
+        service["spec"]["selector"],
+        policy["podSelector"]["matchLabels"],
+        objects["PodDisruptionBudget-eu-driftguard"]["spec"]["selector"]["matchLabels"],
+    ):
+        assert selector.items() <= pod.items()
+    assert policy["ingress"] == [{"from": PEERS, "ports": [{"protocol": "TCP", "port": "http"}]}]
+
+
+@needs_helm
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ((), "image.repository"),
+        ((*IMAGE, "replicas=0"), "replicas"),
+        ((*IMAGE, "externalUrl=driftguard.example.com"), "externalUrl"),
+        ((*IMAGE, "serviceMonitor.enabled=true"), "serviceMonitor"),
+        ((*IMAGE, "ingress.enabled=true"), "externalUrl"),
+        ((*IMAGE, "monitoring.rules.enabled=true"), "externalUrl"),
+    ],
+)
+def test_wrong_values_are_refused_by_name(values: tuple[str, ...], named: str) -> None:
+    done = helm("template", "driftguard", str(CHART), *given(values))
+    assert done.returncode != 0
+    assert named in done.stderr
+
+
+@needs_helm
+def test_a_policy_without_peers_is_refused() -> None:
+    done = helm(
+        *("template", "driftguard", str(CHART), "--set", IMAGE[0], "--set", "networkPolicy.enabled=true")
+    )
+    assert done.returncode != 0
+    assert "networkPolicy.from" in done.stderr
+
+
+def test_the_chart_has_the_version_of_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (chart,) = documents(CHART / "Chart.yaml")
+    assert chart["version"] == chart["appVersion"] == project["version"]
