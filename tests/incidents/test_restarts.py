@@ -1,4 +1,5 @@
-"""A server that restarts with another name of a segment, another K or both, and falls or does not.
+"""A server that restarts as it was, or with another name of a segment and another K, and falls or does not.
+(One of the two alone: test_renamed_while_open.py, test_k_changes_while_open.py.)
 
 The traffic is ugly: a rare segment, hours and minutes of silence, a clock that is set back and ahead, a
 restart within the reference period. A fall is told once, and ends when it is mended and not before."""
@@ -19,8 +20,6 @@ USUAL = Setup(
 FIRST_FALLEN = {**USUAL.first, "chat": 0.6}
 CHANGES = {
     "restart": USUAL,
-    "name": replace(USUAL, names={"chat": "chat-v2"}),
-    "k": replace(USUAL, k=6),
     "name and k": replace(USUAL, names={"chat": "chat-v2"}, k=6),
 }
 
