@@ -25,8 +25,8 @@ from driftguard.api import (
 )
 from driftguard.api.openapi import install_openapi
 from driftguard.api.otlp import routes as otlp
+from driftguard.api.pages import reference, runbooks
 from driftguard.api.pages import routes as pages
-from driftguard.api.pages import runbooks
 from driftguard.api.problems import install_problem_handlers
 
 
@@ -37,7 +37,7 @@ def http_application(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
         version="1",
         description=_DESCRIPTION,
         lifespan=lifespan,
-        docs_url=None,  # Swagger's page loads its scripts from a CDN
+        docs_url=None,  # Swagger's page loads its scripts from a CDN; /docs is one of ours
         redoc_url=None,
         openapi_url="/api/v1/openapi.json",
         generate_unique_id_function=lambda route: route.name,
@@ -58,6 +58,7 @@ def http_application(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
         health,
         pages,
         runbooks,
+        reference,
     ):
         app.include_router(module.router)
     install_openapi(app)

@@ -63,7 +63,7 @@ _LINES = {"schema": {"type": "string"}, "example": json_line(openapi_examples.CA
 
 @router.post("/api/v1/captures", responses=_ANSWERS, openapi_extra=_BODY)
 async def post_captures(request: Request, context: Annotated[Context, Depends(get_context)]) -> Response:
-    """Stores captured requests; 403 while capture is off (`capture.enabled`).
+    """Stores captured requests. 403 while capture is off (`capture.enabled`).
 
     Answers as POST /api/v1/records does: good lines are stored even when others are refused.
     """
@@ -100,7 +100,7 @@ async def post_captures(request: Request, context: Annotated[Context, Depends(ge
 def list_captures(
     query: Annotated[CaptureQuery, Query()], context: Annotated[Context, Depends(get_context)]
 ) -> StreamingResponse:
-    """Exports captured requests as JSON Lines, in the order of arrival; `since` and `until` are times of
+    """Exports captured requests as JSON Lines, in the order of arrival. `since` and `until` are times of
     capture."""
     wanted = CaptureFilter(query.server, query.target, query.segment, query.since, query.until)
 

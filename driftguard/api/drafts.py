@@ -96,7 +96,7 @@ def announce_draft(
 def list_drafts(
     query: Annotated[DraftQuery, Query()], context: Annotated[Context, Depends(get_context)]
 ) -> DraftPage:
-    """Newest first, by the time at which they became known."""
+    """Lists drafts, newest first. By the time at which they became known."""
     after = decode_cursor(query.cursor, Cursor) if query.cursor else None
     with context.database.session() as session:
         rows = drafts.list_page(

@@ -80,7 +80,7 @@ class Readiness(BaseModel):
 
 @router.get("/healthz", responses=example("alive"))
 async def healthz() -> Health:
-    """200 as long as the process is alive; nothing else is checked, and no thread is waited for."""
+    """Says that the process is alive. 200 as long as it is; nothing else is checked, no thread waited for."""
     return Health(status="ok")
 
 
@@ -90,10 +90,10 @@ async def healthz() -> Health:
     | problem(DatabaseUnavailable, "database 'driftguard' at db.internal:5432: connection refused"),
 )
 async def readyz(context: Annotated[Context, Depends(get_context)]) -> Readiness:
-    """503 while the database is unreachable or its schema does not fit, a batch has waited too long, the
-    detector is far behind or has folded nothing for a minute while records wait, or the sidecar has stopped
-    scraping. Sources that do not answer have metrics of their own. The answer comes within 10 seconds in any
-    case."""
+    """Says whether the sidecar can work. 503 while the database is unreachable or its schema does not fit, a
+    batch has waited too long, the detector is far behind or has folded nothing for a minute while records
+    wait, or the sidecar has stopped scraping. Sources that do not answer have metrics of their own. The
+    answer comes within 10 seconds in any case."""
     # Not on the threads of requests, which may all be waiting for the database.
     checking = asyncio.get_running_loop().run_in_executor(_CHECKING, _check, context)
     try:
@@ -136,7 +136,7 @@ def _check_fold(context: Context, lag: Lag) -> None:
 
 @router.get("/metrics", response_class=PlainTextResponse, responses={200: _EXPOSITION})
 async def metrics(context: Annotated[Context, Depends(get_context)]) -> Response:
-    """For Prometheus."""
+    """Shows the metrics, for Prometheus."""
     # One at a time: many computing threads starve the event loop, and delay /healthz.
     async with context.exposing:
         text = await run_in_threadpool(context.metrics.exposition)

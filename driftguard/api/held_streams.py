@@ -41,8 +41,8 @@ class HeldStreamModel(FrozenModel):
 def retry_stream(
     stream_id: Annotated[StreamId, Path()], context: Annotated[Context, Depends(get_context)]
 ) -> HeldStreamModel:
-    """The detector reads the records of a stream that was set aside again, within seconds. Where it fails
-    again, the stream stays set aside. 404: no such stream. 409: it is not held."""
+    """Reads the records of a stream that was set aside again. The detector does so within seconds. Where it
+    fails again, the stream stays set aside. 404: no such stream. 409: it is not held."""
     with context.database.session() as session:
         if streams.get_stream(session, stream_id) is None:
             raise NotFound(f"there is no stream {stream_id}")

@@ -59,7 +59,8 @@ _CHANGED = (
 
 @router.get("", dependencies=[Depends(refuse_repeated)], responses=example("incidents"))
 def list_incidents(query: Annotated[IncidentQuery, Query()], context: AnyContext) -> IncidentPage:
-    """Newest first, by the time at which they were opened; `segment`: those in which one of these changed."""
+    """Lists incidents, newest first. By the time at which they were opened; `segment`: those in which one of
+    these changed."""
     after = decode_cursor(query.cursor, Cursor) if query.cursor else None
     with context.database.session() as session:
         rows = incidents.list_page(
@@ -72,28 +73,29 @@ def list_incidents(query: Annotated[IncidentQuery, Query()], context: AnyContext
 
 @router.get("/{incident_id}", responses=example("incident") | _NO_INCIDENT)
 def get_incident(incident_id: UUID, context: AnyContext) -> IncidentDetail:
-    """One incident with its transitions and notifications."""
+    """Shows one incident, its transitions and notifications."""
     with context.database.session() as session:
         return detail(session, incident_id, context)
 
 
 @router.post("/{incident_id}/acknowledge", dependencies=[Depends(require_key)], responses=_CHANGED)
 def acknowledge_incident(incident_id: UUID, body: Reason, context: AnyContext) -> IncidentDetail:
-    """A person has seen it. 409, with the legal next states, if it cannot be acknowledged."""
+    """Says that a person has seen the incident. 409, with the legal next states, if it cannot be
+    acknowledged."""
     return _move(context, incident_id, "acknowledged", body.reason)
 
 
 @router.post("/{incident_id}/resolve", dependencies=[Depends(require_key)], responses=_CHANGED)
 def resolve_incident(incident_id: UUID, body: Reason, context: AnyContext) -> IncidentDetail:
-    """Ends the incident; the detector starts to look for the next change. 409 if it is already resolved."""
+    """Ends an incident. The detector starts to look for the next change. 409 if it is already resolved."""
     return _move(context, incident_id, "resolved", body.reason)
 
 
 @router.post("/{incident_id}/accept", dependencies=[Depends(require_key)], responses=_CHANGED)
 def accept_new_level(incident_id: UUID, body: Reason, context: AnyContext) -> IncidentDetail:
-    """The new level is normal: resolves the incident, and with the stream's next record the detector learns
-    the baselines of its segments anew, from the change point on where it can. 409 if the incident is already
-    resolved, or was not opened by the detector (but because the target was replaced)."""
+    """Takes the new level as normal. Resolves the incident, and with the stream's next record the detector
+    learns the baselines of its segments anew, from the change point on where it can. 409 if the incident is
+    already resolved, or was not opened by the detector (but because the target was replaced)."""
     with context.database.session() as session:
         incidents.accept_level(session, incident_id, body.reason, datetime.now(UTC))
         return detail(session, incident_id, context)
@@ -101,9 +103,9 @@ def accept_new_level(incident_id: UUID, body: Reason, context: AnyContext) -> In
 
 @router.post("/{incident_id}/usual", dependencies=[Depends(require_key)], responses=_CHANGED)
 def take_as_usual(incident_id: UUID, body: Reason, context: AnyContext) -> IncidentDetail:
-    """What the incident repeats (`evidence.repeats`) is usual: resolves it, and from the stream's next record
-    on the detector expects its segments to change so every day, or every week. 409 if the incident is already
-    resolved, repeats none before it, or has turned out to differ from it."""
+    """Takes what the incident repeats as usual (see `evidence.repeats`). Resolves it, and from the stream's
+    next record on the detector expects its segments to change so every day, or every week. 409 if the
+    incident is already resolved, repeats none before it, or has turned out to differ from it."""
     with context.database.session() as session:
         incidents.take_as_usual(session, incident_id, body.reason, datetime.now(UTC))
         return detail(session, incident_id, context)

@@ -79,7 +79,7 @@ def _answers(
     responses=_answers("records", AcceptanceRecord, openapi_examples.RECORD),
 )
 def list_records(query: Traffic, context: AnyContext, accept: Accept = "") -> Response:
-    """Acceptance records in the order of arrival; `since` and `until` are times at which they ended.
+    """Lists acceptance records in the order of arrival. `since` and `until` are times at which they ended.
 
     As `jsonl` they are the interchange format: `driftguard replay` reads it, and `POST /api/v1/records`
     accepts it. `draft` is the name with which the stream was first seen; segments beyond the limit are
@@ -104,7 +104,7 @@ def list_records(query: Traffic, context: AnyContext, accept: Accept = "") -> Re
 def list_rollups(
     query: Annotated[RollupQuery, Query()], context: AnyContext, accept: Accept = ""
 ) -> Response:
-    """Sums per segment and minute (or hour, or day: `resolution`), oldest first, by their first minute.
+    """Lists sums per segment and minute (or hour, or day: `resolution`). Oldest first, by their first minute.
 
     They are kept for longer than records, per minute for `retention.minute_rollups_days` (35), per hour for
     `retention.hourly_rollups_days` (400), per day for `retention.rollups_days` (1,830). Each resolution has

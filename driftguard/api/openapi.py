@@ -1,7 +1,9 @@
-"""The OpenAPI document: FastAPI's, with every error as problem+json and the record's own schema."""
+"""The OpenAPI document: FastAPI's, with every error as problem+json and the record's own schema. Of the
+docstring of a route the first sentence is the summary, and what follows it the description."""
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 import msgspec
@@ -26,6 +28,7 @@ from driftguard.store.export_rows import RollupRow
 PROBLEM_JSON: Final = "application/problem+json"
 _SCHEMAS: Final = "#/components/schemas/"
 _STRUCTS: Final = (AcceptanceRecord, RollupRow, CapturedRequest, UnrecordedRequests)
+_SENTENCE_END: Final = re.compile(r"(?<=\.)\s+")
 _TAGS: Final = {
     "records": "Acceptance records: sent one by one or in batches, read as a paginated list or an export.",
     "otlp": "Records made from the spans and the metrics of OpenTelemetry exporters and collectors.",
@@ -190,6 +193,9 @@ def _document(app: FastAPI) -> dict[str, Any]:
 
 
 def _complete(path: str, operation: dict[str, Any]) -> None:
+    summary, *rest = _SENTENCE_END.split(operation["description"], maxsplit=1)
+    operation["summary"] = summary.removesuffix(".")
+    operation["description"] = rest[0] if rest else summary
     answers = operation["responses"]
     if operation["tags"] == ["otlp"]:  # whose errors are of another form
         operation["responses"] = dict(sorted(answers.items()))

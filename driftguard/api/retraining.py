@@ -107,7 +107,7 @@ class RunPage(BaseModel):
 
 @router.get("/retrain-runs", dependencies=[Depends(refuse_repeated)], responses=example("retrain_runs"))
 def list_retrain_runs(query: Annotated[RunQuery, Query()], context: AnyContext) -> RunPage:
-    """Newest first, by the time at which they started."""
+    """Lists retraining runs, newest first. By the time at which they started."""
     after = decode_cursor(query.cursor, Cursor) if query.cursor else None
     with context.database.session() as session:
         rows = retrain_runs.list_page(
@@ -124,7 +124,7 @@ def list_retrain_runs(query: Annotated[RunQuery, Query()], context: AnyContext) 
     | problem(NotFound, f"there is no retraining run {openapi_examples.RUN['id']}"),
 )
 def get_retrain_run(run_id: UUID, context: AnyContext) -> RunModel:
-    """One run."""
+    """Shows one retraining run."""
     with context.database.session() as session:
         run = retrain_runs.find(session, run_id)
     if run is None:

@@ -106,7 +106,7 @@ class AcceptanceSeries(BaseModel):
 async def get_status(
     query: Annotated[StatusQuery, Query()], context: Annotated[Context, Depends(get_context)]
 ) -> StatusAnswer:
-    """One verdict per stream, with the numbers behind it, and the servers that are scraped."""
+    """Tells the verdict of every stream and the servers that are scraped."""
     async with context.listing:
         return await run_in_threadpool(_status, query, context)
 
@@ -142,7 +142,8 @@ def get_acceptance(
     context: Annotated[Context, Depends(get_context)],
     minutes: Annotated[int, Query(ge=1, le=527_040, description="How far to look back.")] = 60,
 ) -> AcceptanceSeries:
-    """Ratio of sums per bin of time, with change points and promotions. 404: no such stream."""
+    """Tells the acceptance of a stream over time. Ratio of sums per bin of time, with change points and
+    promotions. 404: no such stream."""
     with context.database.session() as session:
         stream = streams.get_stream(session, stream_id)
         if stream is None:

@@ -54,8 +54,8 @@ class StreamPage(FrozenModel):
 
 @router.get("", dependencies=[Depends(refuse_repeated)], responses=example("streams"))
 async def list_streams(query: Annotated[StreamQuery, Query()], context: AnyContext) -> StreamPage:
-    """One verdict per stream, with the numbers behind it. A stream whose place in the order changes
-    between two pages may be on both or on neither: `sort=server` has every stream once."""
+    """Lists streams, each with its verdict and the numbers behind it. A stream whose place in the order
+    changes between two pages may be on both or on neither: `sort=server` has every stream once."""
     async with context.listing:
         return await run_in_threadpool(_list, query, context)
 
@@ -76,7 +76,7 @@ def _list(query: StreamQuery, context: Context) -> StreamPage:
 
 @router.get("/{stream_id}", responses=example("stream") | _NO_STREAM)
 def get_stream(stream_id: Annotated[StreamId, Path()], context: AnyContext) -> StreamStatusModel:
-    """One stream. 404: no such stream."""
+    """Shows one stream, its verdict and the numbers behind it. 404: no such stream."""
     now = datetime.now(UTC)
     with context.database.session() as session:
         stream = streams.get_stream(session, stream_id)

@@ -41,6 +41,8 @@ def test_the_committed_document_is_that_of_the_code() -> None:
 def test_every_operation_is_described_and_shows_what_it_takes_and_answers(name: str) -> None:
     operation = OPERATIONS[name]
     assert operation["description"]
+    assert len(operation["summary"]) < 100
+    assert " " in operation["summary"]
     assert operation["tags"][0] in {tag["name"] for tag in DOCUMENT["tags"]}
     for where, media_type, content in contents(operation):
         if content["schema"].get("format") == "binary":

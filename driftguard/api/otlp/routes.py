@@ -57,7 +57,8 @@ def _answers(things: str, rejected: dict[str, str]) -> dict[int | str, dict[str,
     openapi_extra=_body(TRACES.request, openapi_examples.SPANS),
 )
 async def export_traces(request: Request, context: Annotated[Context, Depends(get_context)]) -> Response:
-    """OTLP/HTTP receiver: spans with `driftguard.drafted_tokens` become records, all others are ignored.
+    """Receives spans (OTLP/HTTP). Those with `driftguard.drafted_tokens` become records, all others are
+    ignored.
 
     Answers after the commit. A span that is not a valid record is rejected in a partial success, and the
     others are stored. Idempotent: an export that is sent again is stored once.
@@ -87,7 +88,8 @@ async def export_traces(request: Request, context: Annotated[Context, Depends(ge
     openapi_extra=_body(METRICS.request, openapi_examples.METRICS),
 )
 async def export_metrics(request: Request, context: Annotated[Context, Depends(get_context)]) -> Response:
-    """OTLP/HTTP receiver: the increase of an engine's counters since its last export becomes a window.
+    """Receives metrics (OTLP/HTTP). The increase of an engine's counters since its last export becomes a
+    window.
 
     Answers after the commit. Invalid data points are rejected in a partial success, those of other metrics
     are ignored. Idempotent: an export that is sent again is stored once.

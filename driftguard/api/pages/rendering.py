@@ -61,6 +61,7 @@ def _environment() -> Environment:
         days=_days,
         fact=_fact,
         marked=marked,
+        code=_code,
     )
     return environment
 
@@ -116,8 +117,12 @@ def _words(text: str) -> str:
 
 def marked(text: str, server: str) -> Markup:
     """A sentence whose commands, in backticks, are shown as such, with the name of the server in them."""
-    named = text.replace("--server SERVER", f"--server {shlex.quote(server)}")
-    return Markup(_COMMAND.sub(r"<code>\1</code>", str(escape(named))))  # noqa: S704 (escaped before)
+    return _code(text.replace("--server SERVER", f"--server {shlex.quote(server)}"))
+
+
+def _code(text: str) -> Markup:
+    """What is in backticks is shown as code."""
+    return Markup(_COMMAND.sub(r"<code>\1</code>", str(escape(text))))  # noqa: S704 (escaped before)
 
 
 def _fact(value: Any) -> str:
