@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from tests.alerts.committed import ALERTMANAGER, RULES, load, rules
+from tests.alerts.committed import ALERTMANAGER, ALERTS, RULES, load, rules
 
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3_600}
 
@@ -22,18 +22,29 @@ def hastened_rules(times: float) -> str:
     return yaml.safe_dump(document)
 
 
+def committed_alertmanager(receiver: str) -> str:
+    """The committed routes, inhibitions and messages. What goes to PagerDuty, Slack and the dead man's
+    switch goes to `receiver`, under /pagerduty, /slack and /watchdog."""
+    return yaml.safe_dump(_redirected(receiver))
+
+
 def hastened_alertmanager(times: float, receiver: str) -> str:
-    """The committed routes, inhibitions and messages with every wait divided by `times`. What goes to
-    PagerDuty, Slack and the dead man's switch goes to `receiver`, under /pagerduty, /slack and /watchdog."""
-    document = load(ALERTMANAGER)
-    document["global"] |= {"slack_api_url": f"{receiver}/slack", "pagerduty_url": f"{receiver}/pagerduty"}
-    for named in document["receivers"]:
-        for webhook in named.get("webhook_configs", ()):
-            webhook["url"] = f"{receiver}/watchdog"
+    """The same with every wait divided by `times`."""
+    document = _redirected(receiver)
     for route in (document["route"], *document["route"]["routes"]):
         _hasten(route, ("group_interval", "repeat_interval"), times)
         _hasten(route, ("group_wait",), times, least_milliseconds=LEAST_GROUP_WAIT)
     return yaml.safe_dump(document)
+
+
+def _redirected(receiver: str) -> dict[str, Any]:
+    document = load(ALERTMANAGER)
+    document["templates"] = [str(ALERTS / each) for each in document.get("templates", ())]
+    document["global"] |= {"slack_api_url": f"{receiver}/slack", "pagerduty_url": f"{receiver}/pagerduty"}
+    for named in document["receivers"]:
+        for webhook in named.get("webhook_configs", ()):
+            webhook["url"] = f"{receiver}/watchdog"
+    return document
 
 
 def _hasten(
