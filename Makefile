@@ -128,8 +128,8 @@ metrics: setup
 	$(BIN)/python -m docs.generate_metrics > docs/metrics.md
 
 alerts: setup
-	$(BIN)/driftguard alert-rules --output alerts/driftguard-rules.yaml
-	$(BIN)/driftguard alert-rules --format kubernetes --output deploy/kubernetes/monitoring/prometheusrule.yaml
+	$(BIN)/driftguard alert-rules --grafana-url http://grafana:3000 --output alerts/driftguard-rules.yaml
+	$(BIN)/driftguard alert-rules --grafana-url http://grafana:3000 --format kubernetes --output deploy/kubernetes/monitoring/prometheusrule.yaml
 
 openapi: setup
 	$(BIN)/python -m driftguard.api.application > docs/openapi.json

@@ -21,6 +21,7 @@ from fastapi import FastAPI
 from driftguard.alerting import destination
 from driftguard.alerting.alertmanager import Alertmanager
 from driftguard.alerting.loop import AlertLoop
+from driftguard.alerting.places import Places
 from driftguard.alerting.webhook import Webhook
 from driftguard.api.application import http_application
 from driftguard.api.auth import refuse_open_bind
@@ -123,9 +124,10 @@ class Sidecar:
         self._ingest_watch = IngestWatch(self.ingest)
         self._retraining = RetrainingJobs(database, settings, self._stopping.is_set)
         self._deferring = self._job_app(job_queue.deferring_connector(database))
+        places = Places(external_url, settings.alerting.grafana_url)
         self._alerts = AlertLoop(
             [
-                *(Alertmanager(database, url, external_url, self.metrics) for url in peers),
+                *(Alertmanager(database, url, places, self.metrics) for url in peers),
                 *(Webhook(database, url, external_url, self.metrics) for url in hooks),
             ],
             self.metrics,

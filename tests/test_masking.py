@@ -162,7 +162,10 @@ def test_the_settings_of_the_test_have_a_secret_wherever_there_can_be_one(tmp_pa
                 yield name
 
     # The last three of an engine without.
-    public = {".alerting.external_url", ".engines.admin_url", ".engines.update_url", ".engines.api_key"}
+    public = {
+        *(".alerting.external_url", ".alerting.grafana_url"),
+        *(".engines.admin_url", ".engines.update_url", ".engines.api_key"),
+    }
     settings = settings_with_secrets(9, tmp_path)
     assert set(missing(settings, "")) <= public
     told = secrets_of(settings).masked(repr(settings.model_dump(mode="python")))

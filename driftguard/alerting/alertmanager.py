@@ -22,6 +22,7 @@ from uuid import UUID
 import structlog
 
 from driftguard.alerting.destination import identity, shown
+from driftguard.alerting.places import Places
 from driftguard.alerting.retries import Failure, failure_of, wait_seconds
 from driftguard.incidents.message import permalink, summary
 from driftguard.metrics import Metrics
@@ -54,7 +55,7 @@ def alerts(
     incident: Incident,
     stream: Stream,
     severities: Sequence[tuple[str, datetime]],
-    external_url: str,
+    places: Places,
     now: datetime,
 ) -> Iterator[Alert]:
     """The alerts of one incident at this moment: one of its severity, and one of each severity that it had
@@ -65,12 +66,12 @@ def alerts(
             continue
         event = "raised" if raised_at else "resolved" if incident.state == "resolved" else "firing"
         ends_at = raised_at or incident.resolved_at or now + ENDS_AHEAD
-        body = _body(incident, stream, severity, external_url, since, ends_at)
+        body = _body(incident, stream, severity, places, since, ends_at)
         yield Alert(incident.id, event, severity, body)
 
 
 def _body(
-    incident: Incident, stream: Stream, severity: str, external_url: str, since: datetime, ends_at: datetime
+    incident: Incident, stream: Stream, severity: str, places: Places, since: datetime, ends_at: datetime
 ) -> dict[str, Any]:
     return {
         "labels": {
@@ -86,23 +87,23 @@ def _body(
             "summary": summary(incident, stream),
             "since": incident.change_point_at.isoformat(),
             "segments": ", ".join(names_of(incident.segments)),
-            "runbook_url": f"{external_url.rstrip('/')}/runbooks/{ALERTNAME}",
+            **places.links(ALERTNAME, incident, stream),
         },
         "startsAt": since.isoformat(),
         "endsAt": ends_at.isoformat(),
-        "generatorURL": permalink(external_url, incident.id),
+        "generatorURL": permalink(places.external_url, incident.id),
     }
 
 
 class Alertmanager:
     """One peer of a cluster, or a lone Alertmanager. `deliver` is called by one thread, again and again."""
 
-    def __init__(self, database: Database, url: str, external_url: str, metrics: Metrics) -> None:
+    def __init__(self, database: Database, url: str, places: Places, metrics: Metrics) -> None:
         url = url.rstrip("/")
         self.name = identity("alertmanager", url)
         self._url = f"{url}/api/v2/alerts"
         self._database = database
-        self._external_url = external_url
+        self._places = places
         self._metrics = metrics
         self._next_round = 0.0  # monotonic seconds
         self._failures = 0  # in a row
@@ -143,7 +144,7 @@ class Alertmanager:
             return [
                 item
                 for incident, stream in found
-                for item in alerts(incident, stream, severities[incident.id], self._external_url, now)
+                for item in alerts(incident, stream, severities[incident.id], self._places, now)
             ]
 
     def _post(self, sent: Sequence[Alert]) -> Failure | None:

@@ -27,11 +27,17 @@ def alert_rules(
     base_url: Annotated[
         str, typer.Option(help="Address under which people reach the sidecar; links lead there.")
     ] = _DEFAULT.base_url,
-    cluster_label: Annotated[
+    grafana_url: Annotated[
         str | None,
+        typer.Option(help="Address of the Grafana that has the dashboards; without it alerts link none."),
+    ] = _DEFAULT.grafana_url,
+    cluster_label: Annotated[
+        list[str] | None,
         typer.Option(
-            help="Judge each cluster by itself; for one Prometheus with several clusters, which this label "
-            "distinguishes."
+            help="A label that distinguishes the clusters of one Prometheus: each is judged by itself, and "
+            "alerts carry the label; several times for several (default: "
+            f"{' and '.join(_DEFAULT.cluster_labels)}).",
+            metavar="NAME",
         ),
     ] = None,
     label: Annotated[
@@ -61,7 +67,8 @@ def alert_rules(
     parameters = RuleParameters(
         job_name=job_name,
         base_url=base_url,
-        cluster_label=cluster_label,
+        grafana_url=grafana_url,
+        cluster_labels=tuple(cluster_label or _DEFAULT.cluster_labels),
         extra_labels=_pairs("--label", label),
         **_numbers(threshold),
     )

@@ -44,6 +44,12 @@ class StreamMetrics:
             *STREAM,
             "concurrency",
         )
+        self.info = series.gauge(
+            "driftguard_stream_info",
+            "1 for each stream, with its id, by which its page and the API know it.",
+            *STREAM,
+            "stream",
+        )
         self.verdict = series.gauge(
             "driftguard_stream_verdict",
             "1 for the stream's current verdict; no series for the others.",

@@ -368,6 +368,10 @@ class AlertingSettings(_Group):
     external_url: str | None = Field(
         None, description="Address under which people reach this sidecar; used in links of alerts."
     )
+    grafana_url: str | None = Field(
+        None,
+        description="Address of the Grafana that has the dashboards; without it alerts do not link them.",
+    )
 
 
 class MetricsSettings(_Group):

@@ -69,6 +69,9 @@ def _count_streams(metrics: Metrics, every: Sequence[Standing]) -> None:
 
 
 def _show_streams(metrics: Metrics, found: Sequence[StreamStatus]) -> None:
+    metrics.replace(
+        metrics.streams.info, {(*labels_of(item.stream), str(item.stream.id)): 1.0 for item in found}
+    )
     metrics.replace(metrics.streams.verdict, {(*labels_of(item.stream), item.verdict): 1.0 for item in found})
     metrics.replace(
         metrics.streams.baseline,

@@ -11,6 +11,7 @@ from sqlalchemy import select
 
 from driftguard.alerting.alertmanager import Alertmanager
 from driftguard.alerting.destination import alertmanagers
+from driftguard.alerting.places import Places
 from driftguard.metrics import Metrics
 from driftguard.store.database import Database
 from driftguard.store.tables import Notification
@@ -20,7 +21,7 @@ from tests.integration.servers import needs_alertmanager, running_alertmanager
 
 
 def sink(database: Database, url: str) -> Alertmanager:
-    return Alertmanager(database, url, "http://sidecar/", Metrics())
+    return Alertmanager(database, url, Places("http://sidecar/", "http://grafana/"), Metrics())
 
 
 def send(database: Database, urls: Sequence[str], now: datetime) -> None:
@@ -55,7 +56,13 @@ def test_every_round_repeats_the_same_alert_with_a_later_end_even_from_a_new_pro
     assert (first["endsAt"], second["endsAt"]) == ("2026-03-01T12:02:01+00:00", "2026-03-01T12:02:31+00:00")
     assert first["generatorURL"] == f"http://sidecar/incidents/{incident_id}"
     assert "german" in first["annotations"]["summary"]
-    assert first["annotations"]["runbook_url"] == "http://sidecar/runbooks/DriftGuardIncident"
+    assert {name: url for name, url in first["annotations"].items() if name.endswith("_url")} == {
+        "runbook_url": "http://sidecar/runbooks/DriftGuardIncident",
+        "incident_url": f"http://sidecar/incidents/{incident_id}",
+        "stream_url": "http://sidecar/streams/1",
+        "dashboard_url": "http://grafana/d/driftguard-stream?var-sidecar=http%3A%2F%2Fsidecar&var-server=chat"
+        "&var-target=target&var-draft_version=v1&var-method=draft_model&from=1772362500000&to=now",
+    }
 
 
 def test_an_incident_that_becomes_graver_is_another_alert_and_ends_the_one_before(

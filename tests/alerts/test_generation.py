@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,13 @@ from tests.alerts.committed import RULES, RUNBOOKS, UNIT_TESTS, load, needs_prom
 from tests.deploy.committed import ROOT, parse_command
 
 DEFAULT = RuleParameters()
+COMMITTED = RuleParameters(grafana_url="http://grafana:3000")
 # Thresholds between what the unit tests show firing and what they show silent. They leave no room around the
 # other two, rejections and maintenance_hours.
 OTHER = RuleParameters(
     job_name="monitoring/speculation",
     base_url="https://driftguard.example.com/eu/",
-    cluster_label="cluster",
+    grafana_url="https://grafana.example.com/",
     extra_labels={"team": 'say "inference"'},
     min_draft_tokens=1_500,
     low_acceptance=0.5,
@@ -49,13 +51,14 @@ IN_NO_CLUSTER = ("absent", "none")  # the problem is that no series is there, so
 
 def test_the_committed_rules_are_what_the_defaults_generate() -> None:
     """Differ? make alerts"""
-    assert RULES.read_text(encoding="utf-8") == rules_file(DEFAULT)
+    assert RULES.read_text(encoding="utf-8") == rules_file(COMMITTED)
 
 
 def test_no_name_or_address_of_the_defaults_stays_behind() -> None:
     text = rules_file(OTHER)
     header, _, body = text.partition("groups:\n")
-    assert set(re.findall(r"https?://[^/\s,]+", body)) == {"https://driftguard.example.com"}
+    addresses = {"https://driftguard.example.com", "https://grafana.example.com"}
+    assert set(re.findall(r"https?://[^/\s,]+", body)) == addresses
     assert "//" not in re.sub(r"https://", "", body)
     assert set(re.findall(r'job="([^"]+)"', body)) == {"monitoring/speculation"}
     assert "job_name: monitoring/speculation " in header
@@ -67,6 +70,8 @@ def in_other_words(text: str) -> str:
     """What an annotation says with the other parameters."""
     for old, new in (
         ("http://driftguard:8200", "https://driftguard.example.com/eu"),
+        ("http%3A%2F%2Fdriftguard%3A8200", "https%3A%2F%2Fdriftguard.example.com%2Feu"),
+        ("http://grafana:3000", "https://grafana.example.com"),
         ("job driftguard ", "job monitoring/speculation "),
         ("named driftguard,", "named monitoring/speculation,"),
         ("below 0.40", "below 0.50"),
@@ -80,9 +85,8 @@ def moved(document: dict[str, Any]) -> dict[str, Any]:
     """A file of unit tests, with the labels and texts that the other parameters give."""
 
     def series(text: str) -> str:
-        return text.replace('job="driftguard"', 'job="monitoring/speculation"').replace(
-            "{", '{cluster="eu", ', 1
-        )
+        text = text.replace('job="driftguard"', 'job="monitoring/speculation"')
+        return text if "cluster=" in text else text.replace("{", '{cluster="eu", namespace="llm", ', 1)
 
     for test in document["tests"]:
         for each in test["input_series"]:
@@ -96,7 +100,7 @@ def moved(document: dict[str, Any]) -> dict[str, Any]:
             if labels.get("job") == "driftguard":
                 alert["exp_labels"]["job"] = "monitoring/speculation"
             if labels.get("problem") not in IN_NO_CLUSTER:
-                alert["exp_labels"]["cluster"] = "eu"
+                alert["exp_labels"] = {"cluster": "eu", "namespace": "llm", **alert["exp_labels"]}
             alert["exp_annotations"] = {
                 name: in_other_words(text) for name, text in alert["exp_annotations"].items()
             }
@@ -127,6 +131,7 @@ def test_promtool_has_nothing_to_say_of_other_parameters(tmp_path: Path) -> None
 @needs_promtool
 @pytest.mark.parametrize("file", UNIT_TESTS, ids=lambda file: file.stem)
 def test_unit_tests_hold_for_other_parameters(file: Path, tmp_path: Path) -> None:
+    """Also that every alert keeps the cluster and the namespace of its series."""
     run_unit_test(tmp_path, OTHER, moved(load(file)))
 
 
@@ -150,6 +155,7 @@ def test_servers_of_one_name_in_two_clusters_are_judged_apart(tmp_path: Path) ->
             "problem": "stale",
         },
         "exp_annotations": {
+            "status_url": "http://driftguard:8200/?q=chat",
             "runbook_url": "http://driftguard:8200/runbooks/DriftGuardSourceSilent",
             "summary": "No record of chat (llama) has arrived since 1970-01-01 00:05:00 UTC: "
             "a drift there would go unseen",
@@ -164,8 +170,7 @@ def test_servers_of_one_name_in_two_clusters_are_judged_apart(tmp_path: Path) ->
         "input_series": [{"series": name, "values": each} for name, each in values.items()],
         "alert_rule_test": [case],
     }
-    parameters = RuleParameters(cluster_label="cluster")
-    run_unit_test(tmp_path, parameters, {"evaluation_interval": "1m", "tests": [test]})
+    run_unit_test(tmp_path, DEFAULT, {"evaluation_interval": "1m", "tests": [test]})
 
 
 def expressions(parameters: RuleParameters) -> list[tuple[str, str]]:
@@ -188,7 +193,7 @@ def test_every_label_of_an_alert_is_kept_from_being_set() -> None:
     aggregated = " ".join(re.findall(r"(?:by|on) \(([^)]*)\)", rules_file(DEFAULT)))
     used = set(re.findall(r"\w+", aggregated)) | set(re.findall(r"\$labels\.(\w+)", rules_file(DEFAULT)))
     used |= {name for rule in rules(load(RULES)) for name in rule.get("labels", ())}
-    assert used | {"alertname"} <= RULE_LABELS
+    assert (used | {"alertname"}) - set(DEFAULT.cluster_labels) <= RULE_LABELS
 
 
 @pytest.mark.parametrize(
@@ -205,15 +210,18 @@ def test_every_label_of_an_alert_is_kept_from_being_set() -> None:
         ({"base_url": "https://user:password@driftguard.example.com"}, "base_url"),
         ({"base_url": "https://driftguard.example.com/?a=b"}, "base_url"),
         ({"base_url": "https://driftguard.example.com/ #"}, "base_url"),
-        ({"cluster_label": "data-center"}, "cluster_label: 'data-center'"),
-        ({"cluster_label": ""}, "cluster_label: ''"),
-        ({"cluster_label": "server"}, "cluster_label: the rules need the label server"),
+        ({"grafana_url": "grafana:3000"}, "grafana_url"),
+        ({"cluster_labels": ()}, "cluster_labels: '' is empty"),
+        ({"cluster_labels": ("region", "region")}, "cluster_labels: 'region, region' .* names one twice"),
+        ({"cluster_labels": ("data-center",)}, "cluster_labels: 'data-center'"),
+        ({"cluster_labels": ("",)}, "cluster_labels: ''"),
+        ({"cluster_labels": ("server",)}, "cluster_labels: the rules need the label server"),
         ({"extra_labels": {"1st": "a"}}, "extra_labels: '1st'"),
         ({"extra_labels": {"__name__": "a"}}, "extra_labels: '__name__'"),
         ({"extra_labels": {"severity": "critical"}}, "extra_labels: the rules need the label severity"),
         ({"extra_labels": {"team": ""}}, "extra_labels: team=''"),
         ({"extra_labels": {"team": "a\nb"}}, r"extra_labels: team='a\\nb'"),
-        ({"extra_labels": {"region": "eu"}, "cluster_label": "region"}, "extra_labels: region"),
+        ({"extra_labels": {"cluster": "eu"}}, "extra_labels: cluster is a cluster label"),
         ({"low_acceptance": 0}, "low_acceptance: 0 .* at least 0.01 and below 1"),
         ({"low_acceptance": 1.0}, "low_acceptance: 1.0 "),
         ({"low_acceptance": float("nan")}, "low_acceptance: nan "),
@@ -241,14 +249,17 @@ def test_the_command_takes_every_parameter(tmp_path: Path) -> None:
             "alert-rules",
             *("--job-name", OTHER.job_name),
             *("--base-url", OTHER.base_url),
-            *("--cluster-label", "cluster"),
+            *("--grafana-url", str(OTHER.grafana_url)),
+            *("--cluster-label", "region", "--cluster-label", "cluster"),
             *("--label", 'team=say "inference"'),
             *numbers,
             *("--output", str(file)),
         ],
     )
     assert (result.exit_code, result.output) == (0, "")
-    assert file.read_text(encoding="utf-8") == rules_file(OTHER)
+    asked = replace(OTHER, cluster_labels=("region", "cluster"))
+    assert file.read_text(encoding="utf-8") == rules_file(asked)
+    assert "max by (region, cluster, server, target)" in rules_file(asked)
 
 
 @pytest.mark.parametrize(

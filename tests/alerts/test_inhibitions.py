@@ -19,8 +19,20 @@ EU = {"cluster": "eu", "namespace": "llm"}
 STREAM = {"server": "chat", "target": "llama", "draft_version": "v1", "method": "eagle3"}
 DRIFT = {"alertname": "DriftGuardAcceptanceDrift", **EU, **STREAM, "direction": "down", "segment": "code"}
 POSTED = {"alertname": "DriftGuardIncident", **STREAM, "incident": "1"}
-DEAD = {"alertname": "DriftGuardSidecarUnhealthy", "severity": "critical", **EU, "instance": "a", "problem": "down"}
-SILENT = {"alertname": "DriftGuardSourceSilent", "severity": "warning", **EU, "server": "chat", "problem": "down"}
+DEAD = {
+    "alertname": "DriftGuardSidecarUnhealthy",
+    "severity": "critical",
+    **EU,
+    "instance": "a",
+    "problem": "down",
+}
+SILENT = {
+    "alertname": "DriftGuardSourceSilent",
+    "severity": "warning",
+    **EU,
+    "server": "chat",
+    "problem": "down",
+}
 LOSES = {"alertname": "DriftGuardThroughputCost", "severity": "warning", **EU, **STREAM, "judged": "measured"}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from tests.alerts.committed import (
     promtool,
     rules,
 )
+from tests.dashboards.committed import DASHBOARDS
 
 SEVERITIES = ("critical", "warning", "info")
 NAMES = {alert["alert"] for alert in alerts()}
@@ -51,8 +53,22 @@ def test_an_alert_says_how_grave_it_is_what_happened_and_what_to_do(alert: dict[
     severity, annotations = alert["labels"]["severity"], alert["annotations"]
     assert severity in SEVERITIES or (severity == "{{ $labels.severity }}" and "severity" in alert["expr"])
     assert annotations["runbook_url"] == f"{ADDRESS}/runbooks/{alert['alert']}"
-    assert annotations.keys() == {"runbook_url", "summary", "description"}
+    page = {"status_url"} if "status_url" in annotations else {"stream_url"}
+    assert annotations.keys() - {"incident_url"} == {
+        *("runbook_url", "dashboard_url", "summary", "description"),
+        *page,
+    }
+    assert ("incident_url" in annotations) == ("driftguard_incident" in alert["expr"])
     assert all(annotations.values())
+
+
+def test_the_dashboards_that_alerts_link_have_the_variables_that_the_links_set() -> None:
+    for alert in alerts():
+        found = re.search(r"/d/([\w-]+)\?(\S*)", alert["annotations"]["dashboard_url"])
+        assert found
+        dashboard = DASHBOARDS[found[1]]
+        variables = {variable["name"] for variable in dashboard["templating"]["list"]}
+        assert {"sidecar"} <= set(re.findall(r"var-(\w+)=", found[2])) <= variables
 
 
 def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:

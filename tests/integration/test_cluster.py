@@ -13,6 +13,7 @@ import yaml
 
 from driftguard.alerting.alertmanager import Alertmanager
 from driftguard.alerting.destination import alertmanagers
+from driftguard.alerting.places import Places
 from driftguard.demo.processes import free_port
 from driftguard.metrics import Metrics
 from driftguard.store.database import Database
@@ -42,7 +43,7 @@ def _peers(port: int) -> int:
 def test_a_cluster_that_was_away_pages_once_and_resolves_once(database: Database, tmp_path: Path) -> None:
     ports = [free_port(), free_port()]
     urls = [f"http://127.0.0.1:{port}" for port in ports]
-    sinks = [Alertmanager(database, url, "http://sidecar", Metrics()) for url in urls]
+    sinks = [Alertmanager(database, url, Places("http://sidecar"), Metrics()) for url in urls]
 
     def send() -> None:
         for sink in sinks:

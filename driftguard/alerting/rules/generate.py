@@ -14,6 +14,7 @@ from typing import Final
 
 from jinja2 import Environment, StrictUndefined
 
+from driftguard.alerting.rules.links import Links
 from driftguard.alerting.rules.parameters import RuleParameters
 
 TEMPLATE: Final = Path(__file__).with_name("driftguard-rules.yaml.jinja")
@@ -43,19 +44,22 @@ def rules_file(parameters: RuleParameters) -> str:
         autoescape=False,  # noqa: S701 (no HTML)
     )
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-    cluster = parameters.cluster_label
+    clusters, base_url = parameters.cluster_labels, parameters.base_url.rstrip("/")
+    grafana_url = parameters.grafana_url and parameters.grafana_url.rstrip("/")
     return template.render(
         {
             **asdict(parameters),
-            "base_url": parameters.base_url.rstrip("/"),
+            "base_url": base_url,
+            "links": Links(base_url, grafana_url, clusters),
             "extra_labels": "".join(
                 f"\n          {name}: {json.dumps(value, ensure_ascii=False)}"  # is YAML too
                 for name, value in parameters.extra_labels.items()
             ),
-            "cluster": f"{cluster}, " if cluster else "",  # first of `by` and `on`
-            "by_cluster": f" by ({cluster}) " if cluster else "",
-            "cluster_matcher": f"{cluster}=%q," if cluster else "",  # first of printf's selector
-            "cluster_value": f"$labels.{cluster} " if cluster else "",  # first of printf's values
+            "clusters": " and ".join(clusters),
+            "cluster": "".join(f"{label}, " for label in clusters),  # first of `by` and `on`
+            "by_cluster": f" by ({', '.join(clusters)}) ",
+            "cluster_matcher": "".join(f"{label}=%q," for label in clusters),  # first of printf's selector
+            "cluster_value": "".join(f"$labels.{label} " for label in clusters),  # first of printf's values
             "days": _days,
         }
     )

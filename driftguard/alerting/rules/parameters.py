@@ -57,10 +57,14 @@ class RuleParameters:
     base_url: str = "http://driftguard:8200"
     """Address under which people reach the sidecar; every link and `runbook_url` begins with it."""
 
-    cluster_label: str | None = None
-    """A label that distinguishes the clusters of one Prometheus. With it, each cluster is judged by itself,
-    and alerts carry the label. The alerts for no sidecar and for no stream fire only if it is so in every
-    cluster."""
+    grafana_url: str | None = None
+    """Address of the Grafana that has the dashboards; without it alerts link none."""
+
+    cluster_labels: tuple[str, ...] = ("cluster", "namespace")
+    """Labels that distinguish the clusters, or other places, of one Prometheus. Each place is judged by
+    itself, and alerts carry these labels; a label that metrics do not have changes nothing. The alerts for no
+    sidecar and for no stream fire only if it is so in every place. All sidecars on one database must have the
+    same values."""
 
     extra_labels: Mapping[str, str] = field(default_factory=dict)
     """Label -> value that every alert gets, for example for the routes of Alertmanager."""
@@ -89,13 +93,17 @@ class RuleParameters:
     def __post_init__(self) -> None:
         if not _JOB_NAME.fullmatch(self.job_name):
             raise BadInput(f"job_name: {self.job_name!r} has other characters than A-Z a-z 0-9 _ . / : -")
-        _check_base_url(self.base_url)
-        if self.cluster_label is not None:
-            _check_label_name("cluster_label", self.cluster_label)
+        _check_url("base_url", self.base_url)
+        if self.grafana_url is not None:
+            _check_url("grafana_url", self.grafana_url)
+        if not self.cluster_labels or len(set(self.cluster_labels)) < len(self.cluster_labels):
+            raise BadInput(f"cluster_labels: {', '.join(self.cluster_labels)!r} is empty or names one twice")
+        for name in self.cluster_labels:
+            _check_label_name("cluster_labels", name)
         for name, value in self.extra_labels.items():
             _check_label_name("extra_labels", name)
-            if name == self.cluster_label:
-                raise BadInput(f"extra_labels: {name} is the cluster label: metrics carry its value")
+            if name in self.cluster_labels:
+                raise BadInput(f"extra_labels: {name} is a cluster label: metrics carry its value")
             if not value or not value.isprintable():
                 raise BadInput(f"extra_labels: {name}={value!r} is empty or has control characters")
         for threshold in thresholds():
@@ -107,7 +115,7 @@ def thresholds() -> list[Field[Any]]:
     return [each for each in fields(RuleParameters) if "meaning" in each.metadata]
 
 
-def _check_base_url(url: str) -> None:
+def _check_url(field_name: str, url: str) -> None:
     """http or https, a host, and nothing behind the path, so that a path can be put behind it."""
     try:
         parts = urlsplit(url)
@@ -116,7 +124,8 @@ def _check_base_url(url: str) -> None:
         is_good = False
     if not is_good or not _URL.fullmatch(url):
         raise BadInput(
-            f"base_url: {url!r} is not http:// or https:// with a host, and a port and a path where needed"
+            f"{field_name}: {url!r} is not http:// or https:// with a host, and a port and a path "
+            "where needed"
         )
 
 
