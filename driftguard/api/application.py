@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from starlette.types import Lifespan
 
 from driftguard.api import (
+    alert_rules,
     captures,
     drafts,
     health,
@@ -56,6 +57,7 @@ def http_application(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
         retraining,
         otlp,
         health,
+        alert_rules,
         pages,
         runbooks,
         reference,

@@ -37,7 +37,7 @@ _TAGS: Final = {
     "drafts": "The drafts in service, candidates, and former ones.",
     "retraining": "Retraining runs: list, start, roll back.",
     "captures": "Token ids of sampled requests; off unless `capture.enabled` is set.",
-    "health": "Liveness, readiness, metrics.",
+    "health": "Liveness, readiness, metrics, and the alert rules that query them.",
 }
 
 
