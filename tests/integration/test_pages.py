@@ -43,14 +43,14 @@ def messages(receiver: Receiver, name: str) -> list[dict[str, Any]]:
 def pages(receiver: Receiver) -> list[dict[str, Any]]:
     """Of the drift. On a machine so busy that scrapes fail, the sidecar is a page as well."""
     told = messages(receiver, "pagerduty")
-    return [page for page in told if page["payload"]["custom_details"]["runbook"].endswith("AcceptanceDrift")]
+    return [page for page in told if page["payload"]["class"] == "DriftGuardAcceptanceDrift"]
 
 
 def _tells_all(segments: list[str], told: list[dict[str, Any]]) -> bool:
     """Of alerts older than `group_wait`, Alertmanager sends the first that it receives without waiting for
     the rest of its group, and updates the page after `group_interval`. They are older where it was away."""
     return bool(told) and all(
-        f"in segment {name} since 20" in told[-1]["payload"]["summary"] for name in segments
+        f"in segment {name} since 20" in told[-1]["payload"]["custom_details"]["firing"] for name in segments
     )
 
 
@@ -103,5 +103,8 @@ def test_a_drift_pages_once_and_resolves_once_although_alertmanager_is_away_both
         told = page["payload"]["summary"]
         assert "Acceptance of draft v1 (draft_model) on chat fell from 0.7" in told
         assert "% slower" in told
-        runbook = page["payload"]["custom_details"]["runbook"]
-        assert sidecar.get(httpx.URL(runbook).path).is_success
+        links = {link["text"]: httpx.URL(link["href"]).path for link in page["links"]}
+        assert links["Incident"] == httpx.URL(page["client_url"]).path == f"/incidents/{incident['id']}"
+        assert links["Runbook"].startswith("/runbooks/")
+        assert sidecar.get(links["Stream"]).is_success
+        assert all(sidecar.get(links[name]).is_success for name in ("Incident", "Runbook"))
