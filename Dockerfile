@@ -36,7 +36,8 @@ ENV PATH=/opt/driftguard/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     HOME=/var/lib/driftguard \
     DRIFTGUARD_DATA_DIR=/var/lib/driftguard
-RUN useradd --system --uid 10001 --user-group --home-dir /var/lib/driftguard --create-home driftguard
+RUN useradd --system --uid 10001 --user-group --home-dir /var/lib/driftguard --create-home driftguard \
+ && install --directory --owner=10001 --group=10001 /var/lib/driftguard-rules
 USER 10001:10001
 VOLUME /var/lib/driftguard
 ENTRYPOINT ["driftguard"]

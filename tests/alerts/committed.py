@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from driftguard.alerting.rules.parameters import RuleParameters
 from driftguard.metrics import Metrics
 
 ALERTS = Path(__file__).parents[2] / "alerts"
@@ -21,6 +22,7 @@ ALERTMANAGER = ALERTS / "alertmanager.yml"
 UNIT_TESTS = sorted((ALERTS / "tests").glob("*.yaml"))
 RUNBOOKS = {file.stem: file for file in (ALERTS / "runbooks").glob("*.md")}
 NAME = re.compile(r"(?:\w+:)?driftguard_\w+(?::\w+)?")  # of a metric, as a query names it
+COMMITTED = RuleParameters(grafana_url="http://grafana:3000")  # of which the files are generated
 ADDRESS = "http://driftguard:8200"  # of the sidecar, where nobody gives another one
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 

@@ -17,11 +17,19 @@ from driftguard.alerting.rules.generate import rules_file
 from driftguard.alerting.rules.parameters import RULE_LABELS, RuleParameters, thresholds
 from driftguard.cli.main import app
 from driftguard.errors import BadInput
-from tests.alerts.committed import RULES, RUNBOOKS, UNIT_TESTS, load, needs_promtool, promtool, rules
+from tests.alerts.committed import (
+    COMMITTED,
+    RULES,
+    RUNBOOKS,
+    UNIT_TESTS,
+    load,
+    needs_promtool,
+    promtool,
+    rules,
+)
 from tests.deploy.committed import ROOT, parse_command
 
 DEFAULT = RuleParameters()
-COMMITTED = RuleParameters(grafana_url="http://grafana:3000")
 # Thresholds between what the unit tests show firing and what they show silent. They leave no room around the
 # other two, rejections and maintenance_hours.
 OTHER = RuleParameters(

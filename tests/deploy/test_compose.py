@@ -6,12 +6,18 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from driftguard.alerting.rules.generate import rules_file
+from driftguard.alerting.rules.parameters import RuleParameters
+from driftguard.cli.main import app
 from driftguard.settings.loading import load_settings
+from tests.alerts.committed import ALERTMANAGER, load
 from tests.dashboards.committed import DASHBOARDS
 from tests.deploy.committed import (
     DEPLOY,
@@ -28,6 +34,7 @@ SECRETS = ("POSTGRES_PASSWORD", "DRIFTGUARD_API_KEY", "GRAFANA_ADMIN_PASSWORD")
 EXAMPLE = dict(re.findall(r"^(\w+)=(.*)$", (ROOT / ".env.example").read_text(encoding="utf-8"), re.MULTILINE))
 TEXT = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
 KEY = "k" * 64
+RULES_FILE = "/var/lib/driftguard-rules/driftguard-rules.yaml"
 
 
 def interpolate(text: str) -> str:
@@ -125,10 +132,31 @@ def test_prometheus_scrapes_the_sidecar_as_the_rules_want_it_and_loads_them() ->
     assert jobs["driftguard"]["static_configs"] == [{"targets": ["driftguard:8200"]}]
     (engine,) = jobs["driftguard-engine"]["dns_sd_configs"]
     assert (engine["names"], engine["port"]) == (["engine"], 8100)
-    (rules,) = config["rule_files"]
-    assert f"./alerts/{rules}:/etc/prometheus/{rules}:ro" in SERVICES["prometheus"]["volumes"]
+    assert config["rule_files"] == [RULES_FILE]
+    directory = str(Path(RULES_FILE).parent)
+    assert f"rules:{directory}:ro" in SERVICES["prometheus"]["volumes"]
+    assert f"rules:{directory}" in SERVICES["setup"]["volumes"]
+    # A new volume takes the owner of the image's directory.
+    assert f"--owner=10001 --group=10001 {directory}\n" in (ROOT / "Dockerfile").read_text(encoding="utf-8")
     (peer,) = config["alerting"]["alertmanagers"]
     assert peer["static_configs"] == [{"targets": ["alertmanager:9093"]}]
+
+
+def test_the_rules_link_the_addresses_that_the_environment_names(tmp_path: Path) -> None:
+    setup = SERVICES["setup"]
+    by_the_shell = Template(setup["command"][0].replace("$$", "$")).substitute(setup["environment"])
+    _, _, generate = by_the_shell.rpartition("&& driftguard ")
+    written = generate.replace(RULES_FILE, str(tmp_path / "rules.yaml"))
+    result = CliRunner().invoke(app, written.split())
+    assert (result.exit_code, result.output) == (0, "")
+    expected = RuleParameters(base_url=EXAMPLE["EXTERNAL_URL"], grafana_url=EXAMPLE["GRAFANA_URL"])
+    assert (tmp_path / "rules.yaml").read_text(encoding="utf-8") == rules_file(expected)
+
+
+def test_alertmanager_finds_its_templates_beside_its_configuration() -> None:
+    directories = {str(Path(pattern).parent) for pattern in load(ALERTMANAGER)["templates"]}
+    (directory,) = directories
+    assert f"./alerts/{directory}:/etc/alertmanager/{directory}:ro" in SERVICES["alertmanager"]["volumes"]
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")

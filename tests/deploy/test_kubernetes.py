@@ -12,10 +12,9 @@ import kubernetes_validate
 import pytest
 
 from driftguard.alerting.rules.generate import kubernetes_manifest
-from driftguard.alerting.rules.parameters import RuleParameters
 from driftguard.settings import Settings
 from driftguard.settings.loading import load_settings
-from tests.alerts.committed import RULES, load
+from tests.alerts.committed import COMMITTED, RULES, load
 from tests.deploy.committed import (
     KUBERNETES,
     VERSION,
@@ -217,7 +216,7 @@ def test_prometheus_calls_the_job_as_the_rules_do() -> None:
 def test_the_prometheus_rule_is_made_from_the_rules() -> None:
     """Differs? make alerts"""
     committed = KUBERNETES / "monitoring" / "prometheusrule.yaml"
-    assert committed.read_text(encoding="utf-8") == kubernetes_manifest(RuleParameters())
+    assert committed.read_text(encoding="utf-8") == kubernetes_manifest(COMMITTED)
     (rule,) = documents(committed)
     assert rule["spec"] == load(RULES)
 

@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from driftguard.demo.processes import free_port
+from tests.alerts.committed import COMMITTED
 from tests.cli.test_main import wait_until_ready
 from tests.deploy.committed import ROOT
 
@@ -95,7 +96,8 @@ def test_every_package_lies_where_it_is_imported_and_is_typed(installed: Path, p
 
 
 def test_the_wheel_generates_the_alert_rules(installed: Path, tmp_path: Path) -> None:
-    rules = subprocess.run(**driftguard(installed, "alert-rules"), check=True, cwd=tmp_path).stdout
+    command = driftguard(installed, "alert-rules", "--grafana-url", str(COMMITTED.grafana_url))
+    rules = subprocess.run(**command, check=True, cwd=tmp_path).stdout
     assert rules == (ROOT / "alerts" / "driftguard-rules.yaml").read_text(encoding="utf-8")
 
 
