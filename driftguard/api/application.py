@@ -13,6 +13,7 @@ from starlette.types import Lifespan
 from driftguard.api import (
     alert_rules,
     captures,
+    dashboards,
     drafts,
     health,
     held_streams,
@@ -58,6 +59,7 @@ def http_application(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
         otlp,
         health,
         alert_rules,
+        dashboards,
         pages,
         runbooks,
         reference,

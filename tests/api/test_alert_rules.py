@@ -1,4 +1,4 @@
-"""/alerts/rules.yaml: what Prometheus is given links the addresses that users open."""
+"""What Prometheus is given, and the links of runbooks, lead to the addresses that users open."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 
 from driftguard.alerting.rules.generate import rules_file
 from driftguard.alerting.rules.parameters import RuleParameters
-from driftguard.api import alert_rules
+from driftguard.api import alert_rules, dashboards
 from driftguard.api.context import Context, get_context
 from driftguard.api.problems import install_problem_handlers
 from driftguard.settings import Settings
@@ -25,10 +25,11 @@ def get(path: str, alerting: dict[str, str]) -> Any:
     app = FastAPI()
     install_problem_handlers(app)
     app.include_router(alert_rules.router)
+    app.include_router(dashboards.router)
     settings = Settings.model_validate({"alerting": alerting})
     context = Context(settings, None, None, None, None)  # type: ignore[arg-type]  # only settings are read
     app.dependency_overrides[get_context] = lambda: context
-    return TestClient(app, base_url="http://sidecar:8200").get(path)
+    return TestClient(app, base_url="http://sidecar:8200", follow_redirects=False).get(path)
 
 
 @needs_promtool
@@ -70,3 +71,10 @@ def test_what_it_cannot_make_is_refused_by_name(query: str, named: str) -> None:
     answer = get(f"/alerts/rules.yaml?{query}", ADDRESSES)
     assert 400 <= answer.status_code < 500
     assert named in answer.json()["detail"]
+
+
+def test_a_runbook_leads_to_a_dashboard_or_says_what_is_not_set() -> None:
+    answer = get("/dashboards/stream", ADDRESSES)
+    assert answer.headers["location"] == "https://grafana.example.com/d/driftguard-stream"
+    assert "alerting.grafana_url is not set" in get("/dashboards/stream", {}).json()["detail"]
+    assert get("/dashboards/other", ADDRESSES).status_code == 404
