@@ -23,7 +23,7 @@ def smtp_sink() -> Iterator[tuple[str, list[EmailMessage]]]:
                 if verb == b"DATA":
                     self.wfile.write(b"354 go on\r\n")
                     body = b"".join(iter(self.rfile.readline, b".\r\n"))
-                    mails.append(message_from_bytes(body, policy=policy.default))  # type: ignore[arg-type]
+                    mails.append(message_from_bytes(body, policy=policy.default))
                 self.wfile.write(b"221 bye\r\n" if verb == b"QUIT" else b"250 ok\r\n")
 
     server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)

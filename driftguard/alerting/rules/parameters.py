@@ -103,7 +103,10 @@ class RuleParameters:
         for name, value in self.extra_labels.items():
             _check_label_name("extra_labels", name)
             if name in self.cluster_labels:
-                raise BadInput(f"extra_labels: {name} is a cluster label: metrics carry its value")
+                raise BadInput(
+                    f"extra_labels: {name} is a cluster label, whose value metrics carry; to set it, name "
+                    "other cluster labels"
+                )
             if not value or not value.isprintable():
                 raise BadInput(f"extra_labels: {name}={value!r} is empty or has control characters")
         for threshold in thresholds():
