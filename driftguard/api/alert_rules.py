@@ -38,8 +38,8 @@ class RulesQuery(BaseModel):
 def alert_rules(
     query: Annotated[RulesQuery, Query()], request: Request, context: Annotated[Context, Depends(get_context)]
 ) -> Response:
-    """The alert rules, with links to `alerting.external_url` and `alerting.grafana_url`. Without the first,
-    links lead to the address of this request. `driftguard alert-rules` sets thresholds too."""
+    """Gives Prometheus the alert rules. Links lead to `alerting.external_url` and `alerting.grafana_url`;
+    without the first, to the address of this request. `driftguard alert-rules` sets thresholds too."""
     alerting = context.settings.alerting
     parameters = RuleParameters(
         base_url=alerting.external_url or str(request.base_url),
