@@ -240,6 +240,26 @@ def status(
 
 
 @app.command()
+def doctor(
+    config: Config = None,
+    send_test_page: Annotated[
+        bool,
+        typer.Option("--send-test-page", help="Send a page to every destination, to see whether it arrives."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check what a sidecar needs, and name each fix.
+
+    Database, schema, clocks, sources, engines, destinations of pages, keys, disk, versions; with the settings
+    of the sidecar, which need not run. Exit code 1 where something failed.
+    """
+    from driftguard.cli.doctor import run_doctor
+
+    loaded = load_settings(config)
+    raise typer.Exit(run_doctor(loaded, config, as_json=as_json, send_test_page=send_test_page))
+
+
+@app.command()
 def replay(
     files: Annotated[list[Path], typer.Argument(help="Files, the oldest first; - is standard input.")],
     format: Annotated[  # noqa: A002 (what the option is called)

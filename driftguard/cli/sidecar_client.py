@@ -12,7 +12,6 @@ from typing import Any
 import httpx
 
 from driftguard.errors import BadInput, DriftGuardError
-from driftguard.masking import address
 
 TIMEOUT_SECONDS = 10.0
 ROLLBACK_SECONDS = 700.0  # it waits for the engine, or for what restarts it
@@ -68,7 +67,7 @@ def _answering(
     key = os.environ.get("DRIFTGUARD_API_KEY")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     given = {name: value for name, value in (query or {}).items() if value is not None}
-    place = address(base_url)
+    place = _without_password(base_url)
     try:
         url = base_url.rstrip("/") + path
         with httpx.stream(method, url, json=body, params=given, headers=headers, timeout=seconds) as answer:
@@ -101,6 +100,11 @@ def _object(base_url: str, answer: httpx.Response) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        told = f"{address(base_url)} is no sidecar: its answer ({answer.status_code}) is not JSON"
+        told = f"{_without_password(base_url)} is no sidecar: its answer ({answer.status_code}) is not JSON"
         raise DriftGuardError(told)
     return found
+
+
+def _without_password(url: str) -> str:
+    scheme, separator, rest = url.partition("://")
+    return f"{scheme}{separator}{rest.rpartition('@')[2]}"
