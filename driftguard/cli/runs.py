@@ -105,7 +105,8 @@ def show_run(
     numbers = run["numbers"] or {}
     if gate := numbers.get("gate"):
         print()
-        print_text(f"Gate: {'promote' if gate['promote'] else 'reject'}: {gate['reason']}")
+        why = "" if gate["reason"] == run["reason"] else f": {gate['reason']}"
+        print_text(f"Gate: {'promote' if gate['promote'] else 'reject'}{why}")
         rows = [
             (
                 group["group"],
