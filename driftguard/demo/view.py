@@ -18,7 +18,7 @@ from driftguard.demo.traffic import Answer, Traffic, acceptance_rate, tokens_per
 RECENT_REQUESTS = 60
 BARS = "▁▂▃▄▅▆▇█"
 HISTORY_POINTS = 48
-BAR_CHARACTERS = 20
+BAR_CHARACTERS = 10
 
 
 @dataclass(slots=True)
