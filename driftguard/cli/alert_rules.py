@@ -61,7 +61,10 @@ def alert_rules(
         Path | None, typer.Option(help="File to write (default: standard output).", dir_okay=False)
     ] = None,
 ) -> None:
-    """Write the alert rules for Prometheus, with your names, addresses and thresholds."""
+    """Write the alert rules for Prometheus.
+
+    With your names, addresses and thresholds.
+    """
     from driftguard.alerting.rules.generate import kubernetes_manifest, rules_file
 
     parameters = RuleParameters(

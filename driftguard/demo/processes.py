@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ SERVER = "demo"
 DATA = "data"  # of the sidecar and its database, in the directory of a demo
 CACHE_VARIABLE = "DRIFTGUARD_CACHE_DIR"
 STOP_SECONDS = 15.0
+POLL_SECONDS = 0.1
 _TAIL_LINES = 15  # of a log, in an error message
 _KEPT_PORTS: list[socket.socket] = []
 
@@ -35,6 +37,7 @@ class Process:
     name: str
     popen: subprocess.Popen[bytes]
     log: Path
+    _has_ended: bool = False
 
     @classmethod
     def start(cls, name: str, arguments: list[str], log: Path) -> Process:
@@ -62,21 +65,36 @@ class Process:
                     return
             except httpx.TransportError:
                 pass  # not listening yet
-            time.sleep(0.1)
+            time.sleep(POLL_SECONDS)
         raise DemoFailed(f"the {self.name} was not ready after {seconds:.0f} s:\n{self.log_tail()}")
 
     def stop(self) -> None:
+        """Ends it and what it started. May be called again, also where a signal interrupted it."""
+        if self._has_ended:
+            return
         if self.popen.poll() is None:
             self.popen.send_signal(signal.SIGTERM)
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self.popen.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
+        with suppress(ProcessLookupError):  # the group is empty
             os.killpg(self.popen.pid, signal.SIGKILL)
-            self.popen.wait()
+        self.popen.wait()
+        self._has_ended = True
 
     def log_tail(self) -> str:
         text = self.log.read_text(encoding="utf-8", errors="replace")
         return "\n".join(text.splitlines()[-_TAIL_LINES:])
+
+
+def end_database(directory: Path) -> None:
+    """Ends the demo's PostgreSQL where its sidecar could not. Nothing in it is kept."""
+    try:
+        process_id = int((directory / DATA / "postgres" / "postmaster.pid").read_text().split("\n", 1)[0])
+        for _ in range(int(STOP_SECONDS / POLL_SECONDS)):
+            os.kill(process_id, signal.SIGQUIT)
+            time.sleep(POLL_SECONDS)
+    except (OSError, ValueError):
+        return  # it has ended
 
 
 def _environment() -> dict[str, str]:
@@ -122,16 +140,20 @@ def start_sidecar(directory: Path, url: str, config: str) -> Process:
     return Process.start("sidecar", arguments, directory / "sidecar.log")
 
 
-def start_engine(directory: Path, url: str, sidecar_url: str, method: str = "draft_model") -> Process:
-    """Starts the engine with the bundled models, of which that of `method` drafts. All files are in
-    `directory`."""
+def start_engine(
+    directory: Path, url: str, sidecar_url: str | None, method: str = "draft_model", *, name: str = "engine"
+) -> Process:
+    """Starts an engine with the bundled models, of which that of `method` drafts. All files are in
+    `directory`. Without a sidecar it records and captures nothing."""
     arguments = [
         *("driftguard_engine", "--port", _port(url), "--server-name", SERVER),
         *("--drafter", method, "--num-speculative-tokens", "3", "--threads", "1"),
-        *("--sidecar", sidecar_url, "--spool-dir", str(directory / "spool")),
-        *("--state-dir", str(directory / "engine"), "--capture-fraction", "1.0"),
+        *("--state-dir", str(directory / name)),
     ]
-    return Process.start("engine", arguments, directory / "engine.log")
+    if sidecar_url:
+        spool = str(directory / "spool")
+        arguments += ["--sidecar", sidecar_url, "--spool-dir", spool, "--capture-fraction", "1.0"]
+    return Process.start(name, arguments, directory / f"{name}.log")
 
 
 def _port(url: str) -> str:

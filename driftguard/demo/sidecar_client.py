@@ -38,6 +38,10 @@ class SidecarClient:
     def incident(self, incident_id: str) -> dict[str, Any]:
         return self._get(f"/api/v1/incidents/{incident_id}")
 
+    def draft_directory(self, version: str) -> str | None:
+        drafts: list[dict[str, Any]] = self._get("/api/v1/drafts")["drafts"]
+        return next((draft["directory"] for draft in drafts if draft["version"] == version), None)
+
     def retrain(self, server: str) -> None:
         """Asks for a retraining, although no incident calls for one."""
         body = {"server": server, "force": True}

@@ -1,22 +1,26 @@
 """The stages of the demo. Nothing is decided here: the stages send traffic, and read the state of engine and
-sidecar through their APIs."""
+sidecar through their APIs. Speeds are compared at the end, in turns, on engines of their own: what the
+sidecar watches is not disturbed by it, and what else the machine does slows all of them alike.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 import httpx
 
-from driftguard.alerting.alertmanager import ALERTNAME
 from driftguard.demo.processes import SERVER, DemoFailed
 from driftguard.demo.receiver import Receiver
 from driftguard.demo.scenes import OF_MODELS, Scene
 from driftguard.demo.sidecar_client import SidecarClient, wait_for
-from driftguard.demo.traffic import Answer, Load, Traffic, acceptance_rate, tokens_per_second
+from driftguard.demo.speeds import Change, change
+from driftguard.demo.traffic import Answer, Load, Traffic, acceptance_rate
+from driftguard.demo.turns import TURNS, SetUp, measure, put_into_service
 from driftguard.demo.view import Screen, Stage
 
 BASELINE_SECONDS = 240.0
@@ -30,6 +34,7 @@ REFERENCE_REQUESTS = 30  # without speculation
 CORPUS_REQUESTS = 200
 MEASURED_REQUESTS = 100  # at the end
 SCORING = "scoring requests captured before and after the fall: is it the traffic, or the engine?"
+WITHOUT = "without speculation"
 BACKGROUND_PAUSE_SECONDS = 1.0  # between requests of one worker while the draft trains on the same cores
 
 
@@ -40,7 +45,8 @@ class Facts:
     seed: int
     stages: dict[str, dict[str, Any]] = field(default_factory=dict)
     acceptance: dict[str, dict[str, float | None]] = field(default_factory=dict)
-    tokens_per_second: dict[str, float | None] = field(default_factory=dict)
+    tokens_per_second: dict[str, list[float]] = field(default_factory=dict)  # of each turn
+    changes: dict[str, Change] = field(default_factory=dict)
     requests: int = 0
     failed_requests: int = 0
     happened: bool = False
@@ -59,12 +65,11 @@ class Loop:
     scene: Scene = OF_MODELS
 
     def measure(self, name: str, answers: list[Answer]) -> None:
-        """Acceptance per route and tokens per second of these answers, under this name."""
+        """Acceptance per route of these answers, under this name."""
         self.facts.acceptance[name] = {
             route: acceptance_rate([answer for answer in answers if answer.route == route])
             for route in self.scene.routes
         }
-        self.facts.tokens_per_second[name] = tokens_per_second(answers)
 
     def wait_for_answers(self, count: int, seconds: float) -> list[Answer]:
         """The next `count` answers from now on."""
@@ -76,13 +81,13 @@ class Loop:
 
 
 def without_speculation(loop: Loop, stage: Stage) -> dict[str, Any]:
-    """The same engine without a draft: the speed that drift approaches from above."""
+    """The same engine without a draft, so that the sidecar knows what speculation gives."""
     loop.traffic.load = Load(loop.scene.weights, loop.scene.known, speculation=False)
     loop.traffic.start()
     answers = loop.wait_for_answers(REFERENCE_REQUESTS, ANSWERS_SECONDS)
     loop.traffic.pause()
-    loop.measure("without speculation", answers)
-    stage.note = f"{loop.facts.tokens_per_second['without speculation'] or 0:.0f} tokens/s"
+    loop.measure(WITHOUT, answers)
+    stage.note = f"{len(answers)} requests, so that the sidecar can tell what speculation gives"
     return {"requests": len(answers)}
 
 
@@ -117,7 +122,10 @@ def baseline(loop: Loop, stage: Stage) -> dict[str, Any]:
 
     def ready() -> dict[str, Any] | None:
         stream = loop.sidecar.stream_in_service()
-        verdicts = {item["segment"]: item["verdict"] for item in stream["segments"]} if stream else {}
+        segments = stream["segments"] if stream else []
+        verdicts = {item["segment"]: item["verdict"] for item in segments}
+        needed = [item["requests"] / max(item["requests"] + item["requests_needed"], 1) for item in segments]
+        stage.part = min(needed, default=0.0) if len(segments) >= len(loop.scene.judged) else 0.0
         stage.note = "  ".join(
             f"{route}: {verdicts.get(route, 'no data yet')}" for route in loop.scene.judged
         )
@@ -133,7 +141,7 @@ def baseline(loop: Loop, stage: Stage) -> dict[str, Any]:
     answers = loop.traffic.answers[start:]
     loop.measure("before", answers)
     loop.screen.state = "steady"
-    stage.note = f"{len(answers)} requests, {loop.facts.tokens_per_second['before'] or 0:.0f} tokens/s"
+    stage.note = f"{len(answers)} requests"
     return {"requests": len(answers), "draft_version": stream["draft_version"]}
 
 
@@ -161,7 +169,6 @@ def drift(loop: Loop, stage: Stage) -> dict[str, Any]:
         return next((incident for incident in falls if incident["diagnosis"] is not None), None)
 
     incident = wait_for("an incident", INCIDENT_SECONDS, examined)
-    # From here on scoring and training use the same cores, so the speed means nothing.
     loop.measure("during", loop.traffic.answers[answered_before:])
     loop.screen.state = f"incident: {incident['summary']}"
     segments = [segment["segment"] for segment in incident["segments"]]
@@ -189,7 +196,7 @@ def drift(loop: Loop, stage: Stage) -> dict[str, Any]:
 def page(loop: Loop, stage: Stage) -> dict[str, Any]:
     """The page must arrive at the pager."""
     if loop.alertmanager_url:
-        alert = wait_for("an alert in Alertmanager", PAGE_SECONDS, _alertmanager_alert(loop.alertmanager_url))
+        alert = wait_for("an alert in Alertmanager", PAGE_SECONDS, _alert_at(loop))
         stage.note = f"Alertmanager holds {alert['labels']['alertname']}"
         return {"through": loop.alertmanager_url, "summary": alert["annotations"]["summary"]}
     receiver = loop.receiver
@@ -200,11 +207,16 @@ def page(loop: Loop, stage: Stage) -> dict[str, Any]:
     return {"through": "webhook", "summary": document["summary"], "url": document["url"]}
 
 
-def _alertmanager_alert(url: str) -> Callable[[], dict[str, Any] | None]:
+def _alert_at(loop: Loop) -> Callable[[], dict[str, Any] | None]:
+    """Looks for the alert of the demo's incident: an Alertmanager may have those of other sidecars."""
+    url, incident_id = (
+        f"{(loop.alertmanager_url or '').rstrip('/')}/api/v2/alerts",
+        loop.facts.stages["drift"]["incident_id"],
+    )
+
     def look() -> dict[str, Any] | None:
-        alerts = httpx.get(f"{url.rstrip('/')}/api/v2/alerts", timeout=5.0).json()
-        ours = [item for item in alerts if item["labels"].get("alertname") == ALERTNAME]
-        return ours[0] if ours else None
+        alerts = httpx.get(url, timeout=5.0).json()
+        return next((alert for alert in alerts if alert["labels"].get("incident") == incident_id), None)
 
     return look
 
@@ -232,11 +244,14 @@ def retrain(loop: Loop, stage: Stage) -> dict[str, Any]:
             return None
         loop.traffic.pause_seconds = BACKGROUND_PAUSE_SECONDS
         tell(run["state"], f"retraining: {run['state']}")
-        progress = run["progress"] or {}
-        step = (
-            f" {progress['step']} of {progress['steps']}" if run["state"] == "training" and progress else ""
-        )
-        stage.note = f"{run['state']}{step}"
+        stage.note = run["state"]
+        if run["state"] == "training" and (progress := run["progress"]):
+            step, steps = progress["step"], progress["steps"]
+            stage.part = step / steps
+            stage.note = f"training, step {step} of {steps}"
+            quarter = 4 * step // steps
+            if quarter > 0:
+                tell(f"quarter {quarter}", f"retraining: {stage.note}")
         if run["state"] in ("rejected", "failed", "rolled_back"):
             raise DemoFailed(f"the retraining ended as {run['state']}: {run['reason']}")
         return run if run["state"] in ("watching", "promoted") else None
@@ -269,3 +284,40 @@ def recovery(loop: Loop, stage: Stage) -> dict[str, Any]:
         "half_recovery": incident["half_recovery"],
         "transitions": incident["transitions"],
     }
+
+
+IdleEngines = Callable[[int], AbstractContextManager[list[str]]]  # count -> addresses
+
+
+def compare_speeds(idle_engines: IdleEngines, loop: Loop, stage: Stage) -> dict[str, Any]:
+    """Without speculation, and before, during and after the repair: in turns, with the drafts and the traffic
+    of then, on an engine for each draft."""
+    loop.screen.state = "comparing speeds, in turns"
+    loop.traffic.pause()
+    old = loop.facts.stages["baseline"]["draft_version"]
+    new = loop.facts.stages["retrain"]["candidate_version"]
+    known, drifted = (Load(loop.scene.weights, domains) for domains in (loop.scene.known, loop.scene.drifted))
+    stage.note = "starting an engine for each draft"
+
+    def on_turn(turn: int) -> None:
+        stage.part = turn / TURNS
+        stage.note = f"turn {turn} of {TURNS}"
+
+    with idle_engines(2) as (old_url, new_url):
+        for url, version in ((old_url, old), (new_url, new)):
+            put_into_service(url, version, loop.sidecar.draft_directory(version))
+        set_ups = [
+            SetUp(WITHOUT, old_url, replace(known, speculation=False)),
+            SetUp("before", old_url, known),
+            SetUp("during", old_url, drifted),
+            SetUp("after", new_url, drifted),
+        ]
+        speeds = measure(loop.traffic, set_ups, on_turn)
+    loop.facts.tokens_per_second = speeds
+    loop.facts.changes = {
+        name: change(each, speeds["before"]) for name, each in speeds.items() if name != "before"
+    }
+    loop.facts.changes["speculation"] = change(speeds["before"], speeds[WITHOUT])
+    loop.facts.changes["repair"] = change(speeds["after"], speeds["during"])
+    stage.note = f"{TURNS} turns"
+    return {"turns": TURNS}

@@ -111,12 +111,12 @@ class Traffic:
                 await asyncio.sleep(0.01)
                 continue
             busy[0] += 1
-            self.answers.append(await self._ask(client, choice))
+            self.answers.append(await self.ask(client, self.load, choice))
             busy[0] -= 1
             await asyncio.sleep(self.pause_seconds)
 
-    async def _ask(self, client: httpx.AsyncClient, choice: random.Random) -> Answer:
-        load = self.load
+    async def ask(self, client: httpx.AsyncClient, load: Load, choice: random.Random) -> Answer:
+        """One request of this load; the answer is not noted."""
         [route] = choice.choices(list(load.weights), weights=list(load.weights.values()))
         domain = load.domains[route]
         known = self._prompts[domain]

@@ -18,6 +18,7 @@ from driftguard.demo.traffic import Answer, Traffic, acceptance_rate, tokens_per
 RECENT_REQUESTS = 60
 BARS = "▁▂▃▄▅▆▇█"
 HISTORY_POINTS = 48
+BAR_CHARACTERS = 10
 
 
 @dataclass(slots=True)
@@ -29,6 +30,7 @@ class Stage:
     started_at: float = field(default_factory=time.time)
     ended_at: float | None = None
     note: str = ""
+    part: float | None = None  # that is done, where it is known
 
     @property
     def seconds(self) -> float:
@@ -79,7 +81,7 @@ class Screen:
                 Text("✓" if done else "…", style="green" if done else "yellow"),
                 Text(f"{stage.seconds:5.1f} s", style="dim"),
                 Text(stage.title, style="" if done else "bold"),
-                Text(stage.note),
+                Text(stage.note if done or stage.part is None else f"{bar(stage.part)} {stage.note}"),
             )
         return Group(table, Panel(self._acceptance(), title=self.state, title_align="left"))
 
@@ -112,6 +114,11 @@ class Screen:
                 if rate is not None:
                     self._history.setdefault(route, []).append(rate)
             self._sampled += RECENT_REQUESTS // 2
+
+
+def bar(part: float) -> str:
+    full = round(min(max(part, 0.0), 1.0) * BAR_CHARACTERS)
+    return "█" * full + "░" * (BAR_CHARACTERS - full)
 
 
 def sparkline(values: list[float]) -> str:

@@ -58,7 +58,9 @@ class _Models(msgspec.Struct, frozen=True):
     data: list[_Model]
 
 
-def open_client(settings: ScrapingSettings) -> aiohttp.ClientSession:
+def open_client(
+    settings: ScrapingSettings, traces: Sequence[aiohttp.TraceConfig] = ()
+) -> aiohttp.ClientSession:
     """On a running event loop. Servers that hang do not delay others: there may be as many connections
     as servers. Compression is not requested: decompressing would cost more than it saves."""
     kept_seconds = KEPT_INTERVALS * settings.interval_seconds
@@ -67,6 +69,7 @@ def open_client(settings: ScrapingSettings) -> aiohttp.ClientSession:
         timeout=aiohttp.ClientTimeout(total=settings.timeout_seconds),
         headers={"Accept-Encoding": "identity"},
         cookie_jar=aiohttp.DummyCookieJar(),
+        trace_configs=list(traces),
     )
 
 

@@ -29,7 +29,6 @@ from driftguard.store.database import Database
 from tests.alerting.http_receiver import wait_until
 from tests.pipeline.sidecar import post, running_sidecar
 from tests.pipeline.traffic import Traffic
-from tests.sources.served import served
 
 COMMANDS = [
     "serve",
@@ -127,7 +126,7 @@ def test_the_demo_names_what_is_not_installed(
 def test_settings_lists_value_default_and_meaning() -> None:
     result = driftguard("settings", DRIFTGUARD_PORT="8311")
     assert result.returncode == 0
-    [line] = [line for line in result.stdout.splitlines() if "│ port " in line]
+    [line] = [line for line in result.stdout.splitlines() if line.startswith("port ")]
     assert "8311" in line
     assert "8200" in line
 
@@ -138,16 +137,6 @@ def test_status_without_a_sidecar_says_where_it_looked() -> None:
     assert result.returncode == 1
     assert result.stderr.startswith(f"driftguard: no answer from {url}:")
     assert len(result.stderr.strip().splitlines()) == 1
-
-
-def test_status_tells_what_is_wrong_with_the_address_or_what_answers_there() -> None:
-    result = driftguard("status", "--sidecar", "127.0.0.1:8200")
-    assert result.returncode == 2
-    assert result.stderr == "driftguard: --sidecar: 127.0.0.1:8200 does not begin with http:// or https://\n"
-    with served() as other:
-        result = driftguard("status", "--sidecar", other.url)
-    assert result.returncode == 1
-    assert f"{other.url} is no sidecar: its answer (404) is not JSON" in result.stderr
 
 
 def test_status_tells_the_worst_streams_by_whatever_name_and_how_many_more_there_are(

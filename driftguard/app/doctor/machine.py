@@ -1,0 +1,80 @@
+"""This machine: versions, what training needs, files and their permissions, room on the disk."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import stat
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+from driftguard.app.doctor.finding import Finding
+from driftguard.settings import Settings
+from driftguard.settings.secrets import secrets_of
+from driftguard.store.migrations import head_revision
+
+FULL_BYTES: Final = 2**30
+TIGHT_BYTES: Final = 5 * 2**30
+
+
+def versions() -> Iterator[Finding]:
+    told = f"driftguard {version('driftguard-llm')}, Python {platform.python_version()}"
+    yield Finding("versions", "ok", f"{told}, schema {head_revision()}")
+
+
+def training(settings: Settings) -> Iterator[Finding]:
+    """Nothing where no engine is configured."""
+    if any(engine.update_engine != "sglang_ngram" for engine in settings.engines):
+        try:
+            yield Finding("training", "ok", f"torch {version('torch')}")
+        except PackageNotFoundError:
+            fix = "pip install 'driftguard-llm[engine]'"
+            yield Finding("training", "failed", "engines are configured, but torch is not installed", fix)
+    if command := settings.retraining.promote_command:
+        if shutil.which(command[0]) is None:
+            told = f"retraining.promote_command: there is no program {command[0]}"
+            yield Finding("promotion", "failed", told, "the whole path of the program, and its x permission")
+        else:
+            yield Finding("promotion", "ok", f"{command[0]} is there")
+
+
+def files(settings: Settings, config: Path | None) -> Iterator[Finding]:
+    if config is not None:
+        yield _config(settings, config)
+    place = _existing(settings.data_directory)
+    if not os.access(place, os.W_OK | os.X_OK):
+        fix = f"let this user write there, or set data_dir (chown {os.getuid()} {place})"
+        yield Finding("data directory", "failed", f"{place} cannot be written", fix)
+    elif place == settings.data_directory and place.stat().st_mode & stat.S_IWOTH:
+        yield Finding("data directory", "failed", f"every user may write into {place}", f"chmod o-w {place}")
+    else:
+        yield Finding("data directory", "ok", f"{settings.data_directory} can be written")
+
+
+def _config(settings: Settings, config: Path) -> Finding:
+    mode = config.stat().st_mode
+    text = config.read_text(encoding="utf-8")
+    has_secrets = secrets_of(settings).masked(text) != text
+    if has_secrets and mode & (stat.S_IRGRP | stat.S_IROTH):
+        told = f"{config} has keys or passwords, and other users may read it ({stat.filemode(mode)})"
+        return Finding("settings", "warning", told, f"chmod 600 {config}")
+    return Finding("settings", "ok", f"{config}")
+
+
+def disk(settings: Settings) -> Iterator[Finding]:
+    """Of data_dir: embedded database with records and captures, drafts, spool files."""
+    place = _existing(settings.data_directory)
+    free = shutil.disk_usage(place).free
+    told = f"{free / 2**30:,.1f} GiB free for {settings.data_directory}"
+    if free >= TIGHT_BYTES:
+        yield Finding("disk", "ok", told)
+        return
+    fix = "another data_dir, or less: retention.records_days, captures_days, retraining.keep_candidates"
+    yield Finding("disk", "failed" if free < FULL_BYTES else "warning", told, fix)
+
+
+def _existing(path: Path) -> Path:
+    return next(parent for parent in (path, *path.parents) if parent.exists())

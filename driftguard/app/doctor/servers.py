@@ -1,0 +1,191 @@
+"""Other servers: the sidecar itself, sources, engines, and where pages go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
+from uuid import uuid4
+
+import aiohttp
+import httpx
+
+from driftguard.alerting import destination
+from driftguard.alerting.alertmanager import ALERTNAME
+from driftguard.alerting.retries import failure_of
+from driftguard.app.doctor.finding import Finding, clock
+from driftguard.errors import DriftGuardError
+from driftguard.outgoing.posting import NotAnswered, post
+from driftguard.retraining.engines.engine_admin import EngineAdmin
+from driftguard.settings import EngineSettings, Settings
+from driftguard.settings.secrets import secrets_of
+from driftguard.sources.scrape import open_client, scrape
+from driftguard.sources.source import Scraped, Source, sources_of
+from driftguard.store.records import BatchResult
+from driftguard_http.origins import url_of
+
+SECONDS: Final = 10.0
+TEST_PAGE: Final = "Test page of `driftguard doctor`: nothing has happened."
+
+
+_Reading = tuple[Source, Scraped, datetime | None]  # the last: what the server's clock told
+
+
+def sidecar(settings: Settings) -> Iterator[Finding]:
+    """The sidecar of these settings, where it runs on this machine."""
+    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
+    url = url_of(host, settings.port)
+    try:
+        found = httpx.get(f"{url}/readyz", timeout=SECONDS).json()
+    except (httpx.HTTPError, httpx.InvalidURL):
+        yield Finding("sidecar", "warning", f"none answers at {url}", "driftguard serve")
+    except ValueError:
+        yield Finding("sidecar", "failed", f"another server answers at {url}", "driftguard serve --port")
+    else:
+        is_ready = isinstance(found, dict) and found.get("status") == "ready"
+        told = f"ready at {url}" if is_ready else f"not ready at {url}: {found}"
+        fix = "" if is_ready else "the log of driftguard serve says more"
+        yield Finding("sidecar", "ok" if is_ready else "failed", told, fix)
+
+
+def sources(settings: Settings) -> Iterator[Finding]:
+    """Each is read once, as the sidecar does; nothing is stored."""
+    if not settings.sources:
+        fix = "[[sources]] or --source, if your servers do not send records by themselves"
+        yield Finding("sources", "ok", f"none are scraped; {fix}")
+        return
+    try:
+        found = sources_of(settings.sources)
+    except DriftGuardError as error:
+        yield Finding("sources", "failed", str(error), "[[sources]] in the settings")
+        return
+    for source, scraped, date in asyncio.run(_read_all(settings, found)):
+        yield _source(source, scraped)
+        if date is not None:
+            yield clock(f"clock of {source.identity.server}", date, scraped.at, tolerance_seconds=1.0)
+
+
+async def _read_all(settings: Settings, found: Sequence[Source]) -> list[_Reading]:
+    return await asyncio.gather(*(_read(settings, source) for source in found))
+
+
+async def _read(settings: Settings, source: Source) -> _Reading:
+    dates: list[datetime] = []
+
+    async def note(_client: object, _context: object, ended: aiohttp.TraceRequestEndParams) -> None:
+        if (date := _date(ended.response.headers.get("date", ""))) is not None:
+            dates.append(date)
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_end.append(note)
+    async with open_client(settings.scraping, [trace]) as client:
+        scraped = await scrape(client, source, _store_nothing)
+    return source, scraped, dates[-1] if dates else None
+
+
+def _store_nothing(_records: Sequence[object]) -> Future[BatchResult]:
+    raise DriftGuardError("a first reading makes no records")
+
+
+def _date(text: str) -> datetime | None:
+    try:
+        return parsedate_to_datetime(text).astimezone(UTC)
+    except ValueError:
+        return None
+
+
+def _source(source: Source, scraped: Scraped) -> Finding:
+    check, where = f"source {source.identity.server}", source.shown_url
+    if scraped.condition in ("unreachable", "unreadable", "metrics_hidden"):
+        fix = "url, kind and api_key of this source, and that it is reached from here"
+        return Finding(check, "failed", f"{where}: {scraped.condition}: {scraped.detail}", fix)
+    name = source.adapter.name if source.adapter else "unknown"
+    if scraped.condition == "not_speculating":
+        return Finding(check, "failed", f"{where}: no counters of acceptance", scraped.detail)
+    if scraped.condition == "incomplete":
+        return Finding(check, "failed", f"{where}: {name}, incomplete", scraped.detail)
+    fidelity = source.adapter.fidelity if source.adapter else "unknown"
+    version = f" {source.version}" if source.version else ""
+    return Finding(check, "ok", f"{where}: {name}{version}, counters of acceptance are there ({fidelity})")
+
+
+def engines(settings: Settings) -> Iterator[Finding]:
+    for engine in settings.engines:
+        if engine.admin_url is not None:
+            yield _engine(engine, engine.admin_url)
+
+
+def _engine(engine: EngineSettings, url: str) -> Finding:
+    try:
+        info = EngineAdmin(url, engine.api_key.get_secret_value() if engine.api_key else None).info()
+    except DriftGuardError as error:
+        fix = "admin_url and api_key of this engine, and that it runs"
+        return Finding(f"engine {engine.server}", "failed", str(error), fix)
+    if info.server != engine.server:
+        told = f"the engine at {engine.admin_address} calls itself {info.server!r}"
+        return Finding(f"engine {engine.server}", "failed", told, f'engines.server = "{info.server}"')
+    return Finding(
+        f"engine {engine.server}", "ok", f"{engine.admin_address} serves draft {info.draft.version}"
+    )
+
+
+def destinations(settings: Settings, *, send_test_page: bool) -> Iterator[Finding]:
+    """Without a test page, only whether something answers there."""
+    rules = settings.alerting
+    if not rules.webhook_urls and not rules.alertmanager_urls:
+        fix = "alerting.webhook_urls or alerting.alertmanager_urls, or alert rules: driftguard alert-rules"
+        yield Finding("destinations", "warning", "no page is sent by the sidecar", fix)
+    if rules.external_url is None and (rules.webhook_urls or rules.alertmanager_urls):
+        told = "links in pages lead to the address that the sidecar binds"
+        yield Finding("links", "warning", told, "alerting.external_url = the address that people open")
+    for url in rules.webhook_urls:
+        check = destination.shown(destination.identity("webhook", url))
+        yield _destination(settings, check, url, _document(settings), send_test_page)
+    for url in rules.alertmanager_urls:
+        posted = f"{url.rstrip('/')}/api/v2/alerts"
+        check = destination.shown(destination.identity("alertmanager", url))
+        yield _destination(settings, check, posted, _alerts(settings), send_test_page)
+
+
+def _destination(settings: Settings, check: str, url: str, body: object, send_test_page: bool) -> Finding:
+    fix = f"alerting.{check.partition(':')[0]}_urls, and that it is reached from here"
+    if not send_test_page:
+        try:
+            httpx.head(url, timeout=SECONDS)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            return Finding(
+                check, "failed", secrets_of(settings).masked(str(error) or type(error).__name__), fix
+            )
+        return Finding(check, "ok", "answers; --send-test-page tells whether it takes pages")
+    try:
+        failure = failure_of(post(url, body, {}))
+    except NotAnswered as error:
+        return Finding(check, "failed", f"the test page was not taken: {error}", fix)
+    if failure is not None:
+        return Finding(check, "failed", f"the test page was not taken: {failure.reason}", fix)
+    return Finding(check, "ok", "took the test page: look whether it arrived")
+
+
+def _document(settings: Settings) -> dict[str, Any]:
+    """What a webhook gets, with the members that receivers show."""
+    return {
+        "event": "test",
+        "url": settings.alerting.external_url or url_of(settings.host, settings.port),
+        "summary": TEST_PAGE,
+    }
+
+
+def _alerts(settings: Settings) -> list[dict[str, Any]]:
+    now = datetime.now(UTC)
+    return [
+        {
+            "labels": {"alertname": ALERTNAME, "severity": "critical", "incident": f"test-{uuid4()}"},
+            "annotations": {"summary": TEST_PAGE},
+            "startsAt": now.isoformat(),
+            "endsAt": (now + timedelta(minutes=2)).isoformat(),
+            "generatorURL": settings.alerting.external_url or url_of(settings.host, settings.port),
+        }
+    ]

@@ -1,0 +1,191 @@
+"""`driftguard incidents`: list, show, acknowledge, resolve, accept the new level, take as usual."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from uuid import UUID
+
+import typer
+
+from driftguard.cli.options import (
+    DEFAULT_SIDECAR,
+    AsJson,
+    Cursor,
+    Limit,
+    OfSegment,
+    OfServer,
+    OfStream,
+    OfTarget,
+    Sidecar,
+    Since,
+    Until,
+)
+from driftguard.cli.output import more, print_facts, print_table, print_text, time_of
+
+commands = typer.Typer(no_args_is_help=True, help="List, show, acknowledge and resolve incidents.")
+PATH = "/api/v1/incidents"
+
+IncidentId = Annotated[UUID, typer.Argument(metavar="ID", help="Of an incident; `incidents list` has them.")]
+
+
+@commands.command("list")
+def list_incidents(
+    state: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STATE",
+            help="open, acknowledged, mitigating, recovered_in_part, resolved; unresolved: any but the last.",
+        ),
+    ] = None,
+    server: OfServer = None,
+    target: OfTarget = None,
+    segment: OfSegment = None,
+    stream: OfStream = None,
+    since: Since = None,
+    until: Until = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    sidecar: Sidecar = DEFAULT_SIDECAR,
+    as_json: AsJson = False,
+) -> None:
+    """List incidents, the newest first."""
+    from driftguard.cli.sidecar_client import call
+
+    query = {
+        "state": state, "server": server, "target": target, "segment": segment, "stream": stream,
+        "since": since, "until": until, "limit": limit, "cursor": cursor,
+    }  # fmt: skip
+    answer = call("GET", sidecar, PATH, query=query)
+    if as_json:
+        print(answer.text)
+        return
+    rows = [
+        (
+            one["id"],
+            one["state"],
+            one["severity"],
+            time_of(one["opened_at"]),
+            one["stream"]["server"],
+            one["summary"],
+        )
+        for one in answer.found["incidents"]
+    ]
+    print_table(("ID", "STATE", "SEVERITY", "OPENED", "SERVER", "SUMMARY"), rows, "no incidents")
+    more(answer.found)
+
+
+@commands.command("show")
+def show_incident(
+    incident_id: IncidentId, sidecar: Sidecar = DEFAULT_SIDECAR, as_json: AsJson = False
+) -> None:
+    """Show one incident: where, why, what to do, what happened."""
+    from driftguard.cli.sidecar_client import call
+
+    answer = call("GET", sidecar, f"{PATH}/{incident_id}")
+    if as_json:
+        print(answer.text)
+    else:
+        print_incident(answer.found, sidecar)
+
+
+def print_incident(incident: dict[str, Any], sidecar: str) -> None:
+    diagnosis, cause = incident["diagnosis"] or {}, "not known yet"
+    if diagnosis:
+        cause = f"{diagnosis['summary']} ({diagnosis['confidence']} confidence)"
+    print_text(incident["summary"])
+    print()
+    print_facts(
+        {
+            "id": incident["id"],
+            "state": f"{incident['state']} ({incident['severity']})",
+            "server": incident["stream"]["server"],
+            "stream": incident["stream"]["id"],
+            "since": time_of(incident["since"]),
+            "opened": time_of(incident["opened_at"]),
+            "resolved": time_of(incident["resolved_at"]),
+            "segments": ", ".join(
+                f"{one['segment']} {one['before']['rate']:.2f} to {one['after']['rate']:.2f}"
+                for one in incident["segments"]
+            ),
+            "slower by": None if incident["cost_percent"] is None else f"{incident['cost_percent']:.0f}%",
+            "cause": cause,
+            "because": diagnosis.get("reason"),
+            "to do": diagnosis.get("recommended_action"),
+            "afterwards": incident["aftermath"] and incident["aftermath"]["text"],
+            "page": f"{sidecar.rstrip('/')}/incidents/{incident['id']}",
+        }
+    )
+    if incident["actions"]:
+        print("\nWhat could be done:")
+        for action in incident["actions"]:
+            print_text(f"{'*' if action['best'] else '-'} {action['sentence']}", "  ")
+            if action["command"]:
+                print_text(action["command"], "      ")
+    print("\nWhat happened:")
+    for step in incident["transitions"]:
+        print_text(f"{time_of(step['at'])}  {step['to_state']}: {step['reason']}", "  ")
+    if incident["notifications"]:
+        print("\nWho was told:")
+    for told in incident["notifications"]:
+        outcome = f"delivered {time_of(told['delivered_at'])}" if told["delivered_at"] else "not delivered"
+        error = f", last error: {told['last_error']}" if told["last_error"] else ""
+        print_text(f"{told['destination']}: {told['event']}, {outcome}{error}", "  ")
+
+
+Reason = Annotated[str, typer.Option(help="Why; it is stored with the incident.")]
+
+
+def _decide(incident_id: UUID, what: str, reason: str, sidecar: str, as_json: bool) -> dict[str, Any]:
+    """The incident after a person's decision, which was printed where JSON is wanted."""
+    from driftguard.cli.sidecar_client import call
+
+    answer = call("POST", sidecar, f"{PATH}/{incident_id}/{what}", {"reason": reason})
+    if as_json:
+        print(answer.text)
+    return answer.found
+
+
+def _segments(incident: dict[str, Any]) -> str:
+    return ", ".join(segment["segment"] for segment in incident["segments"])
+
+
+@commands.command()
+def acknowledge(
+    incident_id: IncidentId, reason: Reason, sidecar: Sidecar = DEFAULT_SIDECAR, as_json: AsJson = False
+) -> None:
+    """Say that a person looks at an incident."""
+    incident = _decide(incident_id, "acknowledge", reason, sidecar, as_json)
+    if not as_json:
+        print(f"{incident['id']} is {incident['state']}")
+
+
+@commands.command()
+def resolve(
+    incident_id: IncidentId, reason: Reason, sidecar: Sidecar = DEFAULT_SIDECAR, as_json: AsJson = False
+) -> None:
+    """End an incident; the next change opens another one."""
+    incident = _decide(incident_id, "resolve", reason, sidecar, as_json)
+    if not as_json:
+        print(f"{incident['id']} is {incident['state']}")
+
+
+@commands.command()
+def accept(
+    incident_id: IncidentId, reason: Reason, sidecar: Sidecar = DEFAULT_SIDECAR, as_json: AsJson = False
+) -> None:
+    """Take the new level as normal, and learn it anew."""
+    incident = _decide(incident_id, "accept", reason, sidecar, as_json)
+    if not as_json:
+        learned = f"the baseline of {_segments(incident)} will be learned anew with the next record"
+        print(f"{incident['id']} is resolved; {learned}")
+
+
+@commands.command()
+def usual(
+    incident_id: IncidentId, reason: Reason, sidecar: Sidecar = DEFAULT_SIDECAR, as_json: AsJson = False
+) -> None:
+    """Take as usual what repeats an earlier incident."""
+    incident = _decide(incident_id, "usual", reason, sidecar, as_json)
+    if not as_json:
+        cycle = incident["evidence"]["repeats"]["cycle"]
+        print(f"{incident['id']} is resolved; {_segments(incident)} is expected to change so every {cycle}")

@@ -1,0 +1,149 @@
+"""`driftguard runs`: retraining runs: list, show, start."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from uuid import UUID
+
+import typer
+
+from driftguard.cli.options import (
+    DEFAULT_SIDECAR,
+    AsJson,
+    Cursor,
+    Limit,
+    OfServer,
+    OfTarget,
+    Sidecar,
+    Since,
+    Until,
+    Yes,
+    confirm,
+)
+from driftguard.cli.output import more, number, print_facts, print_table, print_text, time_of
+
+commands = typer.Typer(no_args_is_help=True, help="List, show and start retraining runs.")
+PATH = "/api/v1/retrain-runs"
+
+
+@commands.command("list")
+def list_runs(
+    state: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STATE",
+            help="promoted, rejected, failed, watching, ...; or running: any that has not ended.",
+        ),
+    ] = None,
+    server: OfServer = None,
+    target: OfTarget = None,
+    since: Since = None,
+    until: Until = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    sidecar: Sidecar = DEFAULT_SIDECAR,
+    as_json: AsJson = False,
+) -> None:
+    """List retraining runs, the newest first."""
+    from driftguard.cli.sidecar_client import call
+
+    query = {
+        "state": state, "server": server, "target": target, "since": since, "until": until,
+        "limit": limit, "cursor": cursor,
+    }  # fmt: skip
+    answer = call("GET", sidecar, PATH, query=query)
+    if as_json:
+        print(answer.text)
+        return
+    rows = [
+        (
+            run["id"], _state(run), run["server"], run["trigger"], time_of(run["started_at"]),
+            time_of(run["ended_at"]), run["candidate_version"], run["reason"],
+        )
+        for run in answer.found["runs"]
+    ]  # fmt: skip
+    heads = ("ID", "STATE", "SERVER", "TRIGGER", "STARTED", "ENDED", "CANDIDATE", "REASON")
+    print_table(heads, rows, "no retraining runs")
+    more(answer.found)
+
+
+def _state(run: dict[str, Any]) -> str:
+    progress = run["progress"] or {}
+    step = f" {progress['step']}/{progress['steps']}" if {"step", "steps"} <= progress.keys() else ""
+    return f"{run['state']}{step}"
+
+
+@commands.command("show")
+def show_run(
+    run_id: Annotated[UUID, typer.Argument(metavar="ID", help="Of a run; `runs list` has them.")],
+    sidecar: Sidecar = DEFAULT_SIDECAR,
+    as_json: AsJson = False,
+) -> None:
+    """Show one retraining run with its gate and its watch."""
+    from driftguard.cli.sidecar_client import call
+
+    answer = call("GET", sidecar, f"{PATH}/{run_id}")
+    if as_json:
+        print(answer.text)
+        return
+    run = answer.found
+    print_facts(
+        {
+            "id": run["id"],
+            "state": _state(run),
+            "reason": run["reason"],
+            "server": run["server"],
+            "target": run["target"],
+            "trigger": run["trigger"],
+            "incident": run["incident_id"],
+            "started": time_of(run["started_at"]),
+            "ended": time_of(run["ended_at"]),
+            "parent": run["parent_version"],
+            "candidate": run["candidate_version"],
+        }
+    )
+    numbers = run["numbers"] or {}
+    if gate := numbers.get("gate"):
+        print()
+        why = "" if gate["reason"] == run["reason"] else f": {gate['reason']}"
+        print_text(f"Gate: {'promote' if gate['promote'] else 'reject'}{why}")
+        rows = [
+            (
+                group["group"],
+                group["requests"],
+                number(group["parent"], ".3f"),
+                number(group["candidate"], ".3f"),
+                f"{group['difference']:+.3f} ({group['lower']:+.3f} to {group['upper']:+.3f})",
+            )
+            for group in gate["groups"]
+        ]
+        print_table(("SEGMENT", "HELD OUT", "PARENT", "CANDIDATE", "DIFFERENCE"), rows, "no segments")
+    if watch := numbers.get("watch"):
+        print()
+        print_text(f"Watch: {watch['verdict']}, over {watch['requests']:,} requests")
+
+
+@commands.command("start")
+def start_run(
+    server: Annotated[
+        str | None,
+        typer.Option(help="Server whose draft to retrain; needed when the settings name several engines."),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Retrain even when no incident calls for it.")
+    ] = False,
+    yes: Yes = False,
+    sidecar: Sidecar = DEFAULT_SIDECAR,
+    as_json: AsJson = False,
+) -> None:
+    """Let the sidecar retrain now; the gate decides on the promotion."""
+    from driftguard.cli.sidecar_client import call
+
+    confirm(
+        f"Retrain the draft of {server or 'the engine'}, and put it into service if it is better?", yes=yes
+    )
+    answer = call("POST", sidecar, "/api/v1/retrain", {"server": server, "force": force})
+    if as_json:
+        print(answer.text)
+    else:
+        print(f"queued as job {answer.found['job_id']}; `driftguard runs list` shows its run")

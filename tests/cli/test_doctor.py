@@ -1,0 +1,266 @@
+"""`driftguard doctor` at a real database and real servers that are not well: what it finds, and the fix."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from typer.testing import CliRunner
+
+from driftguard.cli import app
+from driftguard.demo.processes import free_url
+from driftguard.store.database import Database
+from driftguard.store.keys import create_key
+from tests.adapters.fake_engines import FakeVllm
+from tests.alerting.http_receiver import http_receiver
+from tests.sources.served import ok, served
+
+PLAIN = "vllm:generation_tokens_total 5\nvllm:num_requests_running 0\n"
+
+
+class Patient:
+    """The settings that the doctor looks at, and its answer."""
+
+    def __init__(self, directory: Path, database_url: str) -> None:
+        self.config = directory / "driftguard.toml"
+        self.settings = [f'database_url = "{database_url}"', f'data_dir = "{directory}"', "port = 9"]
+        self.environment: dict[str, str | None] = {"DRIFTGUARD_API_KEY": None}
+        self.code = 0
+
+    def checked(self, *arguments: str) -> dict[str, dict[str, Any]]:
+        """Name of each check -> what was found."""
+        self.config.write_text("\n".join(self.settings))
+        self.config.chmod(0o600)
+        command = ["doctor", "--json", "--config", str(self.config), *arguments]
+        result = CliRunner().invoke(app, command, env=self.environment)
+        self.code = result.exit_code
+        answer = json.loads(result.stdout)
+        checks = {check.pop("check"): check for check in answer["checks"]}
+        assert len(checks) == len(answer["checks"])
+        assert all(check["fix"] for check in checks.values() if check["state"] != "ok")
+        assert self.code == (1 if answer["failed"] else 0)
+        return checks
+
+
+@pytest.fixture
+def patient(tmp_path: Path, module_database_url: str) -> Patient:
+    return Patient(tmp_path, module_database_url)
+
+
+@pytest.fixture
+def speculating() -> Iterator[str]:
+    engine = FakeVllm()
+    engine.serve([2, 3])
+    with served({"/metrics": ok(engine.text)}) as server:
+        yield server.url
+
+
+def source(url: str, *more: str) -> list[str]:
+    return ["[[sources]]", f'url = "{url}"', 'server = "chat"', *more]
+
+
+def test_a_sidecar_that_lacks_nothing_but_to_be_started(patient: Patient, speculating: str) -> None:
+    with http_receiver() as receiver:
+        alerting = ["[alerting]", f'webhook_urls = ["{receiver.url}"]', 'external_url = "http://dg:8200"']
+        patient.settings += [*source(speculating), *alerting]
+        checks = patient.checked()
+        assert receiver.received == [], "a page was sent without being asked for"
+    worse = {name: check for name, check in checks.items() if check["state"] != "ok"}
+    assert worse == {
+        "sidecar": {
+            "state": "warning",
+            "found": "none answers at http://127.0.0.1:9",
+            "fix": "driftguard serve",
+        }
+    }
+    assert "vLLM, counters of acceptance are there (counter)" in checks["source chat"]["found"]
+    assert "PostgreSQL" in checks["database"]["found"]
+
+
+def test_people_get_a_line_with_the_fix_below(patient: Patient) -> None:
+    patient.checked()
+    result = CliRunner().invoke(app, ["doctor", "--config", str(patient.config)])
+    assert (
+        "warning  sidecar: none answers at http://127.0.0.1:9\n         fix: driftguard serve\n"
+        in result.stdout
+    )
+    assert "\x1b" not in result.stdout
+
+
+def test_a_database_that_is_not_there(tmp_path: Path) -> None:
+    place = free_url().removeprefix("http://")
+    patient = Patient(tmp_path, f"postgresql://me:hunter2@{place}/records")
+    found = patient.checked()["database"]
+    assert found["state"] == "failed"
+    assert place in found["found"]
+    assert "hunter2" not in str(found)
+    assert "database_url" in found["fix"]
+
+
+def test_a_database_without_tables_and_one_that_is_ahead(tmp_path: Path, empty_database_url: str) -> None:
+    patient = Patient(tmp_path, empty_database_url)
+    behind = patient.checked()["schema"]
+    assert (behind["state"], behind["fix"]) == ("failed", "driftguard db upgrade")
+    with psycopg.connect(empty_database_url.replace("+psycopg", "")) as connection:
+        connection.execute("CREATE TABLE alembic_version (version_num text)")
+        connection.execute("INSERT INTO alembic_version VALUES ('9999')")
+    ahead = patient.checked()["schema"]
+    assert "9999, which is newer than this version knows" in ahead["found"]
+    assert "newer" in ahead["fix"]
+
+
+def test_an_embedded_database_that_was_never_started_is_not_made(tmp_path: Path) -> None:
+    patient = Patient(tmp_path, "")
+    del patient.settings[0]
+    assert patient.checked()["database"]["fix"].startswith("driftguard serve")
+    assert not (tmp_path / "postgres").exists()
+
+
+def test_the_clock_of_the_database(tmp_path: Path, empty_database_url: str) -> None:
+    with psycopg.connect(empty_database_url.replace("+psycopg", "")) as connection:
+        connection.execute(
+            "CREATE FUNCTION public.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS "
+            "$$ SELECT pg_catalog.clock_timestamp() + interval '90 s' $$"
+        )
+        name = connection.info.dbname
+        connection.execute(f"ALTER DATABASE {name} SET search_path = public, pg_catalog")
+    found = Patient(tmp_path, empty_database_url).checked()["database clock"]
+    assert found["state"] == "warning"
+    assert found["found"].startswith("90 s ahead of this machine's")
+
+
+def test_the_clock_of_a_source(patient: Patient, speculating: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = "Sun, 01 Nov 2026 00:00:00 GMT"
+    monkeypatch.setattr(BaseHTTPRequestHandler, "date_time_string", lambda *_: wrong)
+    patient.settings += source(speculating)
+    found = patient.checked()["clock of chat"]
+    assert found["state"] == "warning"
+    assert "this machine's" in found["found"]
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "found", "fix"),
+    [
+        (200, PLAIN, "no counters of acceptance", "start vLLM with --speculative-config"),
+        (200, "up 1\n", "its metrics are not those of a supported serving engine", "url, kind"),
+        (401, "", "is answered with 401; set `api_key`", "api_key"),
+    ],
+    ids=["without speculation", "no engine", "a key is needed"],
+)
+def test_a_source_that_answers_but_does_not_speak(
+    patient: Patient, status: int, text: str, found: str, fix: str
+) -> None:
+    with served({"/metrics": lambda: (status, text)}) as server:
+        patient.settings += source(server.url)
+        check = patient.checked()["source chat"]
+    assert check["state"] == "failed"
+    assert found in check["found"]
+    assert fix in check["fix"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "state", "found"),
+    [
+        ((200, '{"status": "ready"}'), "ok", "ready at"),
+        ((503, '{"detail": "the detector is far behind"}'), "failed", "the detector is far behind"),
+        ((200, "hello"), "failed", "another server answers"),
+    ],
+    ids=["ready", "not ready", "another server"],
+)
+def test_the_sidecar_of_these_settings(
+    patient: Patient, answer: tuple[int, str], state: str, found: str
+) -> None:
+    with served({"/readyz": lambda: answer}) as server:
+        patient.settings[2] = f"port = {server.url.rpartition(':')[2]}"
+        check = patient.checked()["sidecar"]
+    assert check["state"] == state
+    assert found in check["found"]
+
+
+def test_servers_that_are_not_there(patient: Patient) -> None:
+    url = free_url()
+    engine = ["[[engines]]", 'server = "chat"', f'admin_url = "{url}"']
+    alerting = ["[alerting]", f'webhook_urls = ["{url}/T00SECRET/hook"]', f'alertmanager_urls = ["{url}"]']
+    patient.settings += [*source(url), *engine, *alerting]
+    checks = patient.checked()
+    for name in ("source chat", "engine chat", f"webhook:{url}", f"alertmanager:{url}"):
+        assert checks[name]["state"] == "failed"
+        assert "refused" in checks[name]["found"]
+    assert "T00SECRET" not in str(checks)
+
+
+def test_a_test_page_goes_to_every_destination_and_tells_who_refuses_it(patient: Patient) -> None:
+    with http_receiver() as taking, http_receiver() as refusing:
+        refusing.status = 403
+        peer = refusing.url.removesuffix("/hook")
+        patient.settings += [
+            "[alerting]",
+            f'webhook_urls = ["{taking.url}"]',
+            f'alertmanager_urls = ["{peer}"]',
+        ]
+        checks = patient.checked("--send-test-page")
+    (page,), (alerts,) = taking.received, refusing.received
+    assert (page.body["event"], page.body["summary"][:9]) == ("test", "Test page")
+    assert alerts.path == "/api/v2/alerts"
+    assert alerts.body[0]["labels"]["severity"] == "critical"
+    assert checks[f"webhook:{taking.url.removesuffix('/hook')}"]["state"] == "ok"
+    assert checks[f"alertmanager:{peer}"]["found"] == "the test page was not taken: HTTP 403"
+
+
+def test_keys_that_lack_are_weak_or_unknown(tmp_path: Path, database: Database, database_url: str) -> None:
+    patient = Patient(tmp_path, database_url)
+    patient.settings.append('host = "0.0.0.0"')
+    assert patient.checked()["keys"]["fix"] == "driftguard keys create NAME"
+    with database.session() as session:
+        key = create_key(session, "operator")
+    for given, state in (("hunter2", "failed"), (key[:-1] + "!", "warning"), (key, None)):
+        patient.environment["DRIFTGUARD_API_KEY"] = given
+        checks = patient.checked()
+        assert checks["keys"]["found"] == "1 working: operator"
+        assert checks.get("key in use", {}).get("state") == state
+        assert given not in str(checks)
+
+
+def test_files_that_others_may_read_or_write(patient: Patient, tmp_path: Path) -> None:
+    patient.settings[0] = 'database_url = "postgresql://me:hunter2@127.0.0.1:9/records"'
+    patient.checked()
+    patient.config.chmod(0o644)
+    tmp_path.chmod(0o777)
+    result = CliRunner().invoke(app, ["doctor", "--config", str(patient.config)])
+    assert f"fix: chmod 600 {patient.config}" in result.stdout
+    assert f"fix: chmod o-w {tmp_path}" in result.stdout
+
+
+@pytest.mark.parametrize(("free", "state"), [(2**29, "failed"), (2 * 2**30, "warning")])
+def test_a_disk_that_is_full(
+    patient: Patient, monkeypatch: pytest.MonkeyPatch, free: int, state: str
+) -> None:
+    usage = shutil.disk_usage("/")._replace(free=free)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    found = patient.checked()["disk"]
+    assert found["state"] == state
+    assert "retention.records_days" in found["fix"]
+
+
+def test_what_training_and_promotion_lack(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+
+    def without_torch(name: str) -> str:
+        if name == "torch":
+            raise PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr("driftguard.app.doctor.machine.version", without_torch)
+    patient.settings += [
+        "[[engines]]", 'server = "chat"', 'target_directory = "/t"', 'draft_directory = "/d"',
+        "num_speculative_tokens = 3", "[retraining]", 'promote_command = ["no-such-program"]',
+    ]  # fmt: skip
+    checks = patient.checked()
+    assert checks["training"]["fix"] == "pip install 'driftguard-llm[engine]'"
+    assert "there is no program no-such-program" in checks["promotion"]["found"]

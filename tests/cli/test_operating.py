@@ -1,0 +1,265 @@
+"""What the API can, the commands can: against a running sidecar, over real HTTP."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import UUID
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from driftguard.cli import app
+from driftguard.cli.output import table
+from driftguard.demo.processes import free_url
+from driftguard.errors import DriftGuardError
+from driftguard.store.database import Database
+from driftguard.store.keys import create_key
+from tests.cli.operated_sidecar import RUN, operated_sidecar
+from tests.pipeline.sidecar import running_sidecar
+from tests.sources.served import served
+
+
+@pytest.fixture(scope="module")
+def sidecar(
+    module_database_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[httpx.Client, UUID]]:
+    database = Database.open(module_database_url)
+    with operated_sidecar(database, tmp_path_factory.mktemp("data")) as running:
+        yield running
+    database.close()
+
+
+def told(client: httpx.Client, *arguments: str) -> str:
+    """Standard output of a command that knows the sidecar from the environment."""
+    result = CliRunner().invoke(app, arguments, env={"DRIFTGUARD_SIDECAR": str(client.base_url)})
+    assert result.exception is None, result.output
+    return result.stdout
+
+
+def refused(client: httpx.Client | str, *arguments: str) -> DriftGuardError:
+    url = client if isinstance(client, str) else str(client.base_url)
+    result = CliRunner().invoke(app, arguments, env={"DRIFTGUARD_SIDECAR": url})
+    assert isinstance(result.exception, DriftGuardError), result.output
+    return result.exception
+
+
+LISTS = [
+    (["streams", "list"], "/api/v1/streams?sort=verdict&limit=50"),
+    (["streams", "show", "1"], "/api/v1/streams/1"),
+    (["incidents", "list", "--state", "unresolved"], "/api/v1/incidents?state=unresolved&limit=50"),
+    (["drafts", "list", "--server", "server-1"], "/api/v1/drafts?server=server-1&limit=50"),
+    (["runs", "list"], "/api/v1/retrain-runs?limit=50"),
+    (["runs", "show", str(RUN)], f"/api/v1/retrain-runs/{RUN}"),
+]
+
+
+@pytest.mark.parametrize(("command", "path"), LISTS, ids=lambda value: " ".join(value[:2]))
+def test_the_json_of_a_command_is_that_of_the_api(
+    sidecar: tuple[httpx.Client, UUID], command: list[str], path: str
+) -> None:
+    client, _ = sidecar
+    before, printed, after = (
+        client.get(path).json(),
+        json.loads(told(client, *command, "--json")),
+        client.get(path).json(),
+    )
+    assert printed in (before, after)
+
+
+def test_a_piped_table_has_one_line_per_row_without_boxes_colours_or_wrapping(
+    sidecar: tuple[httpx.Client, UUID],
+) -> None:
+    client, incident_id = sidecar
+    head, *rows = told(client, "incidents", "list").splitlines()
+    summary = client.get(f"/api/v1/incidents/{incident_id}").json()["summary"]
+    assert len(summary) > 120
+    assert head.split() == ["ID", "STATE", "SEVERITY", "OPENED", "SERVER", "SUMMARY"]
+    (row,) = rows
+    assert row.startswith(f"{incident_id}  ")
+    assert row.endswith(summary)
+    for command in (["settings"], ["status"], ["streams", "list"], ["runs", "list"], ["incidents", "--help"]):
+        assert told(client, *command).isascii(), command
+
+
+def test_status_is_not_wrapped_where_it_is_piped(sidecar: tuple[httpx.Client, UUID]) -> None:
+    client, _ = sidecar
+    lines = told(client, "status").splitlines()
+    sentence = client.get("/api/v1/status").json()["streams"][0]["text"]
+    assert f"  {sentence}" in lines
+
+
+ROWS = [["0192f0c1", "open", "Acceptance of the draft fell, and nobody knows why it did"]]
+
+
+def test_on_a_terminal_a_table_keeps_within_its_width() -> None:
+    wrapped = list(table(("ID", "STATE", "SUMMARY"), ROWS, 46))
+    assert wrapped == [
+        "ID        STATE  SUMMARY",
+        "0192f0c1  open   Acceptance of the draft fell,",
+        "                 and nobody knows why it did",
+    ]
+    blocks = list(table(("ID", "STATE", "SUMMARY"), ROWS, 36))
+    assert blocks == [
+        "ID       0192f0c1",
+        "STATE    open",
+        "SUMMARY  Acceptance of the draft",
+        "         fell, and nobody knows why",
+        "         it did",
+    ]
+
+
+def test_an_incident_with_its_story_and_the_decisions_of_a_person(database: Database, tmp_path: Path) -> None:
+    with operated_sidecar(database, tmp_path) as (client, incident_id):
+        one = str(incident_id)
+        shown = told(client, "incidents", "show", one)
+        acknowledged = told(client, "incidents", "acknowledge", one, "--reason", "on it")
+        resolved = json.loads(told(client, "incidents", "resolve", one, "--reason", "fixed", "--json"))
+        again = refused(client, "incidents", "acknowledge", one, "--reason", "late")
+    assert f"/incidents/{one}" in shown
+    assert "open: acceptance fell from 0.74 to 0.58" in shown
+    assert "german 0.74 to 0.58" in shown
+    assert acknowledged == f"{one} is acknowledged\n"
+    assert [step["reason"] for step in resolved["transitions"]][1:] == ["on it", "fixed"]
+    assert str(again).startswith(
+        "Illegal transition: an incident that is resolved cannot become acknowledged"
+    )
+    assert again.exit_code == 1
+
+
+def test_the_next_page_is_named_beside_the_table(sidecar: tuple[httpx.Client, UUID]) -> None:
+    environment = {"DRIFTGUARD_SIDECAR": str(sidecar[0].base_url)}
+    first = CliRunner().invoke(app, ["drafts", "list", "--limit", "1"], env=environment)
+    assert len(first.stdout.splitlines()) == 2
+    option, cursor = first.stderr.removeprefix("there is more: ").split()
+    second = CliRunner().invoke(app, ["drafts", "list", "--limit", "1", option, cursor], env=environment)
+    assert second.stderr == ""
+    assert {first.stdout.splitlines()[1][:2], second.stdout.splitlines()[1][:2]} == {"v1", "v2"}
+
+
+WRONG: list[tuple[list[str], int, str]] = [
+    (["incidents", "show", str(UUID(int=7))], 1, f"Not found: there is no incident {UUID(int=7)}"),
+    (["streams", "show", "99"], 1, "Not found: there is no stream 99"),
+    (["runs", "list", "--state", "gone"], 2, "Bad input: state: Input should be 'collecting'"),
+    (["incidents", "list", "--since", "yesterday"], 2, "Bad input: since: should be a date and time"),
+    (["incidents", "list", "--cursor", "x"], 2, "Bad input: cursor: not a cursor of this list"),
+    (["drafts", "announce", "chat", "v2"], 1, "Not found: there is no scraped server chat"),
+    (["drafts", "rollback", "server-1", "--reason", "x"], 2, "no known draft is in service on server-1"),
+    (["runs", "start"], 2, "--yes: needed where nobody can be asked"),
+    (["runs", "start", "--yes"], 2, "Bad input: engines: none is set"),
+    (["records", "export", "--output", "/nowhere/x"], 2, "--output: /nowhere/x cannot be written"),
+]
+
+
+@pytest.mark.parametrize(("command", "code", "message"), WRONG, ids=lambda value: str(value)[:40])
+def test_what_is_refused_is_told_in_one_sentence(
+    sidecar: tuple[httpx.Client, UUID], command: list[str], code: int, message: str
+) -> None:
+    error = refused(sidecar[0], *command)
+    assert str(error).startswith(message)
+    assert "\n" not in str(error)
+    assert error.exit_code == code
+
+
+def test_an_id_that_is_none_is_wrong_usage(sidecar: tuple[httpx.Client, UUID]) -> None:
+    result = CliRunner().invoke(app, ["incidents", "show", "12"])
+    assert result.exit_code == 2
+    assert "Invalid value for 'ID'" in result.stderr
+
+
+def test_a_sidecar_that_is_not_there_is_named_without_its_password() -> None:
+    url = free_url()
+    error = refused(url.replace("//", "//me:hunter2@"), "incidents", "list")
+    assert str(error).startswith(f"no answer from {url}: ")
+    assert "--sidecar or DRIFTGUARD_SIDECAR" in str(error)
+    assert str(refused("127.0.0.1:8200", "status")) == (
+        "--sidecar: 127.0.0.1:8200 does not begin with http:// or https://"
+    )
+    with served() as other:
+        assert "is no sidecar: its answer (404) is not JSON" in str(refused(other.url, "drafts", "list"))
+
+
+def test_a_missing_key_is_named_with_what_makes_one(database: Database, tmp_path: Path) -> None:
+    with database.session() as session:
+        key = create_key(session, "operator")
+    with running_sidecar(database, tmp_path, host="0.0.0.0") as client:
+        missing = refused(client, "captures", "export")
+        environment = {"DRIFTGUARD_SIDECAR": str(client.base_url), "DRIFTGUARD_API_KEY": "dg_wrong"}
+        wrong = CliRunner().invoke(app, ["captures", "export"], env=environment)
+        right = CliRunner().invoke(
+            app, ["captures", "export"], env={**environment, "DRIFTGUARD_API_KEY": key}
+        )
+    assert "this call needs an API key" in str(missing)
+    assert "set DRIFTGUARD_API_KEY" in str(missing)
+    assert "unknown or revoked" in str(wrong.exception)
+    assert (right.exit_code, right.stdout) == (0, "")
+
+
+def test_an_export_is_written_to_a_file_and_survives_a_reader_that_has_enough(
+    sidecar: tuple[httpx.Client, UUID], tmp_path: Path
+) -> None:
+    client, _ = sidecar
+    file = tmp_path / "records.jsonl"
+    told(client, "records", "export", "--output", str(file), "--segment", "[chat]", "--since", "30d")
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert rows
+    assert {row["segment"] for row in rows} == {"[chat]"}
+    refused(client, "records", "export", "--output", str(file), "--since", "never")
+    assert len(file.read_text().splitlines()) == len(rows), "a refusal has emptied it"
+    command = (
+        f"{sys.executable} -m driftguard records export --sidecar {client.base_url} | true; echo $PIPESTATUS"
+    )
+    piped = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, timeout=60)
+    assert piped.stderr == ""
+
+
+@pytest.mark.parametrize(("typed", "code"), [("n\n", 1), ("y\n", 2)])
+def test_what_changes_the_service_is_asked_for_on_a_terminal(
+    sidecar: tuple[httpx.Client, UUID], typed: str, code: int
+) -> None:
+    client, _ = sidecar
+    command = [sys.executable, "-m", "driftguard", "runs", "start", "--sidecar", str(client.base_url)]
+    ours, theirs = pty.openpty()
+    os.write(ours, typed.encode())
+    result = subprocess.run(
+        command,
+        stdin=theirs,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    os.close(ours)
+    os.close(theirs)
+    assert "put it into service if it is better? [y/N]" in result.stderr
+    assert ("nothing was changed" if code == 1 else "engines: none is set") in result.stderr
+    assert result.returncode == code
+
+
+COMPLETIONS = {
+    "bash": {"COMP_WORDS": "driftguard incidents ac", "COMP_CWORD": "2"},
+    "zsh": {"_TYPER_COMPLETE_ARGS": "driftguard incidents ac"},
+    "fish": {"_TYPER_COMPLETE_ARGS": "driftguard incidents ac", "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
+}
+
+
+@pytest.mark.parametrize("shell", COMPLETIONS)
+def test_shells_complete_commands(shell: str) -> None:
+    environment = {"_DRIFTGUARD_COMPLETE": f"complete_{shell}", **COMPLETIONS[shell]}
+    result = CliRunner().invoke(app, [], prog_name="driftguard", env=environment)
+    assert "acknowledge" in result.stdout
+    assert "accept" in result.stdout
+    assert "usual" not in result.stdout
+
+
+def test_every_help_text_keeps_its_brackets_and_every_command_its_line() -> None:
+    assert "[KIND=]URL" in CliRunner().invoke(app, ["serve", "--help"]).stdout
+    for group in ([], ["incidents"], ["streams"], ["drafts"], ["runs"], ["records"], ["probe"], ["keys"]):
+        listed = CliRunner().invoke(app, [*group, "--help"], env={"COLUMNS": "80"}).stdout
+        assert "..." not in listed.partition("Commands:")[2]
