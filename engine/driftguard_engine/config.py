@@ -44,7 +44,8 @@ class EngineConfig:
     drafter: one of DRAFTERS, or the name of an installed one.
     target, draft: local directories or hub names. The drafters "draft_model", "ssd" and "mirror" need a draft
     model, "tli" and "slem" one of any tokenizer, each of HEADS, "medusa" and "streaming" what was trained of
-    its kind for the target, "hybrid" a draft model or one of HEADS, "suffix" may have a corpus.
+    its kind for the target, "hybrid" a draft model or one of HEADS, "suffix" may have a corpus. "mtp" without
+    one drafts with the layer in the target's own checkpoint.
     corpus: directory of a corpus, beside the draft of "hybrid".
     max_batch: slots, the most requests that run at once. max_length: tokens per slot, prompt and output
     together; the model's own context wins where it is shorter. max_waiting: requests queued for a slot.
@@ -147,7 +148,7 @@ class EngineConfig:
                 f"exit_layer: given with the drafter {self.drafter!r}, but only 'mirror' reads one"
             )
         drawn = ("draft_model", *HEADS, "medusa", "streaming", "hybrid", *DRAFTS_AHEAD, *OTHER_VOCABULARY)
-        if self.drafter in drawn and not self.draft:
+        if self.drafter in drawn and self.drafter != "mtp" and not self.draft:
             raise InvalidConfig(
                 f"draft: missing; the drafter {self.drafter!r} needs a draft directory or hub name"
             )

@@ -86,6 +86,8 @@ class Engine:
             wanted = [("target", config.target)]
             if config.drafter in WITH_WEIGHTS and config.draft is not None:
                 wanted.append(("draft", config.draft))
+            elif config.drafter == "mtp":
+                wanted.append(("mtp", config.target))
             free = device_memory.free_bytes(self._placement.device)
             device_memory.check_fits(config, self._placement, free, wanted)
         self._target = target or load(config.target, self._placement, field="target")

@@ -81,7 +81,8 @@ class ModelOptions:
             "Draft model with the same tokenizer, or with --drafter eagle3, eagle, mtp, peagle, dflash, "
             "dspark, medusa or streaming what was trained of this kind for the target: a directory or a hub "
             "name; with --drafter hybrid any of them but the last two, with tli and slem a draft model with "
-            "any tokenizer. With --drafter suffix a corpus, if there is one.",
+            "any tokenizer. With --drafter suffix a corpus, if there is one. Without it --drafter mtp takes "
+            "the layer in the target's own checkpoint.",
             MODELS,
         ),
     ] = None

@@ -80,7 +80,7 @@ def test_another_run_is_under_way(drifted: Drifted) -> None:
     assert runs(drifted.database) == []
 
 
-@pytest.mark.parametrize(("method", "directory"), [("ngram", None), ("mtp", "/head"), ("peagle", "/head")])
+@pytest.mark.parametrize(("method", "directory"), [("ngram", None), ("mtp", None), ("peagle", "/head")])
 def test_a_drafter_that_nothing_is_made_for(
     drifted: Drifted, engine: EngineStub, method: str, directory: str | None
 ) -> None:

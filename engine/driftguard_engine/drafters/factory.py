@@ -47,6 +47,7 @@ from driftguard_engine.models.medusa_head import is_medusa, read_heads
 from driftguard_engine.models.speculators import TITLES, HeadDirectory, TargetSizes, head_kind
 from driftguard_engine.models.streaming import StreamingModel
 from driftguard_engine.models.streaming_adapter import is_streaming, read_adapter
+from driftguard_engine.models.target_mtp import TargetMtpModel, read_target_mtp
 from driftguard_engine.prefix_cache import PrefixCache
 
 logger = logging.getLogger(__name__)
@@ -102,9 +103,11 @@ class DraftLoader:
         return self._configured() or plain or LoadedDraft(NO_DRAFT, None)
 
     def without_files(self) -> LoadedDraft | None:
-        """What has no files that are loaded here, also an installed drafter: it stays beside what is put into
-        service, for a rollback to return to. Raises InvalidModel."""
+        """What has no files of its own that are loaded here, also an installed drafter: it stays beside what
+        is put into service, for a rollback to return to. Raises InvalidModel."""
         config = self.config
+        if config.drafter == "mtp" and config.draft is None:
+            return self._target_mtp()
         if config.drafter == "suffix":
             return LoadedDraft(DraftInfo("suffix", "no-corpus", "suffix"), SuffixDrafter(None, self.past))
         if config.drafter == "ngram":
@@ -117,6 +120,14 @@ class DraftLoader:
             version = "lookahead-" + "-".join(map(str, sizes))
             return LoadedDraft(DraftInfo("lookahead", version, "lookahead"), LookaheadDrafter(*sizes))
         return None if config.drafter in DRAFTERS else self._installed(config.drafter)
+
+    def _target_mtp(self) -> LoadedDraft:
+        """The layer in the target's own checkpoint."""
+        target, placement = self.target.model, self.placement
+        head, version = read_target_mtp(self.target.directory, target.embedding)
+        room = target.max_length + placement.spare
+        drafter = ChainDrafter(TargetMtpModel(head, target, placement.slots, room))
+        return LoadedDraft(DraftInfo("mtp", version, "mtp"), drafter)
 
     def _installed(self, name: str) -> LoadedDraft:
         """An installed drafter, which its package makes of `draft` and of the target."""

@@ -30,7 +30,8 @@ class Drafts:
     """All loaded drafts, by version. Any thread may call.
 
     A draft that was swapped out stays until its last request has ended; then its memory is freed. One
-    without a directory (n-gram lookup, none) needs hardly any memory and stays loaded.
+    without a directory stays loaded: it needs hardly any memory (n-gram lookup, none), or is a part of the
+    target (its own layer for multi-token prediction).
     """
 
     def __init__(self, first: LoadedDraft) -> None:

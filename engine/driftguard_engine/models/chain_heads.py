@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from driftguard_engine.kernels import layers
-from driftguard_engine.kv_cache import Span
+from driftguard_engine.kv_cache import SlotCache, Span
 from driftguard_engine.models.eagle3_head import Eagle3Head
 from driftguard_engine.models.fused_head import FusedHead
 from driftguard_engine.models.linear import choose
@@ -33,29 +33,24 @@ Unembed = Callable[[Tensor], Tensor]  # logits [N, V] of what an output layer re
 class ChainModel(ABC):
     """features: the layers of the target that it reads.
 
-    The vectors of the target's features are kept beside keys and values: whatever a slot holds of a prompt
-    can be copied to another slot, and be gone on with there.
+    The vectors of the target's features are kept beside keys and values, as the last layer of the cache:
+    whatever a slot holds of a prompt can be copied to another slot, and be gone on with there.
     """
 
     features: tuple[int, ...]
-
-    def __init__(
-        self, modules: Sequence[Any], config: Any, rotary: Any, embedding: Tensor, slots: int, room: int
-    ) -> None:
-        """modules: decoder layers of transformers, config: theirs. room: positions of a slot."""
-        heads, self._embedding = heads_of(config), embedding
-        self._layers = [layer_of(each, heads, layers) for each in modules]
-        self._spans = SpanLayers(heads, len(self._layers), slots, room, rotary, embedding)
-        self._cache = self._spans.cache
-        self._cache.add_layer(1, config.hidden_size, 0)  # the kept vectors, as keys without values
+    _cache: SlotCache
 
     @abstractmethod
     def _kept(self, features: Tensor) -> Tensor:
         """The vectors of features [N, F]: [N, hidden], N >= MINIMUM_ROWS."""
 
     @abstractmethod
-    def _entered(self, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """What the first layer's attention reads, and what its output is added to."""
+    def read(self, token_ids: Sequence[int], spans: Sequence[Span], hidden: Tensor | None = None) -> Tensor:
+        """Its output [N, hidden] at the places of the spans; writes their keys and values.
+
+        token_ids: those behind these places. hidden [N, hidden]: what stands for the kept vectors; None:
+        those that were kept.
+        """
 
     @abstractmethod
     def predict(self, output: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,13 +66,29 @@ class ChainModel(ABC):
         """Rows of the cache."""
         return slots * self._cache.length + positions
 
+    def copy(self, source: int, span: Span) -> None:
+        self._cache.copy(source, span)
+
+
+class LeanChainModel(ChainModel):
+    """See `ChainModel`: of layers of Llama or Qwen3."""
+
+    def __init__(
+        self, modules: Sequence[Any], config: Any, rotary: Any, embedding: Tensor, slots: int, room: int
+    ) -> None:
+        """modules: decoder layers of transformers, config: theirs. room: positions of a slot."""
+        heads, self._embedding = heads_of(config), embedding
+        self._layers = [layer_of(each, heads, layers) for each in modules]
+        self._spans = SpanLayers(heads, len(self._layers), slots, room, rotary, embedding)
+        self._cache = self._spans.cache
+        self._cache.add_layer(1, config.hidden_size, 0)  # the kept vectors, as keys without values
+
+    @abstractmethod
+    def _entered(self, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """What the first layer's attention reads, and what its output is added to."""
+
     @torch.inference_mode()
     def read(self, token_ids: Sequence[int], spans: Sequence[Span], hidden: Tensor | None = None) -> Tensor:
-        """Its output [N, hidden] at the places of the spans; writes their keys and values.
-
-        token_ids: those behind these places. hidden [N, hidden]: what stands for the kept vectors; None:
-        those that were kept.
-        """
         batch = self._spans.batch(spans)
         if hidden is None:
             hidden = self._cache.keys[-1][batch.places, 0]
@@ -89,11 +100,8 @@ class ChainModel(ABC):
                 read = self._layers[index + 1].attention_norm.apply(output)
         return output[: batch.tokens]
 
-    def copy(self, source: int, span: Span) -> None:
-        self._cache.copy(source, span)
 
-
-class Eagle3Model(ChainModel):
+class Eagle3Model(LeanChainModel):
     """See `ChainModel`."""
 
     def __init__(
@@ -152,7 +160,7 @@ class ParallelModel(Eagle3Model):
         self._cache.keys[-1][self._cache.places(spans), 0] = self._mask
 
 
-class FusedModel(ChainModel):
+class FusedModel(LeanChainModel):
     """See `ChainModel`: MTP and EAGLE."""
 
     def __init__(self, head: FusedHead, embedding: Tensor, unembed: Unembed, slots: int, room: int) -> None:

@@ -30,6 +30,7 @@ from driftguard_engine.models.loading import Placement, longest
 from driftguard_engine.models.medusa_head import is_medusa, sizes_of
 from driftguard_engine.models.speculators import NOT_READ, HeadDirectory, head_kind
 from driftguard_engine.models.streaming_adapter import hidden_of, is_streaming
+from driftguard_engine.models.target_mtp import names_of
 
 # For what is not computed: CUDA graphs, the workspaces of libraries, a layer's weights while they are packed,
 # reading of prompts.
@@ -40,10 +41,7 @@ _CAST = ("F64", "F32", "F16", "BF16")  # to the type that serves; others (quanti
 
 @dataclass(frozen=True, slots=True)
 class ModelMemory:
-    """What the model of one field (target or draft) takes, in bytes.
-
-    Keys and values of an attention that compresses them, as DeepSeek's, count as those of usual heads.
-    """
+    """What the model of one field (target, draft, or mtp: the target's own layer) takes, in bytes."""
 
     field: str
     weights: int
@@ -62,9 +60,19 @@ class ModelMemory:
             medusa, streaming, kind = is_medusa(directory), is_streaming(directory), head_kind(directory)
             of_places, unread = medusa or streaming, _unread(kind)
             of_any_name = of_places or kind is not None
+            config: Any = None
+            if not of_any_name:
+                config = AutoConfig.from_pretrained(str(directory), trust_remote_code=False)
+            own = None if config is None else names_of(config.get_text_config())
             for path in (directories.weight_files if of_any_name else directories.loaded_files)(directory):
                 with safe_open(path, "pt") as file:
-                    for tensor in map(file.get_slice, set(file.keys()) - unread):
+                    names = set(file.keys()) - unread
+                    if own is not None:
+                        prefix, copies = own
+                        names = {
+                            each for each in names - copies if each.startswith(prefix) == (field == "mtp")
+                        }
+                    for tensor in map(file.get_slice, names):
                         weights += math.prod(tensor.get_shape()) * _item_bytes(tensor.get_dtype(), dtype)
             if of_places:
                 kept, vocabulary = sizes_of(directory) if medusa else (hidden_of(directory), 0)
@@ -73,8 +81,9 @@ class ModelMemory:
                 return cls(field, weights, 0, Heads(1, 1, 1), sizes, True, kept)
             if kind is not None:
                 return cls._of_head(HeadDirectory(directory, field), kind, weights)
-            config = AutoConfig.from_pretrained(str(directory), trust_remote_code=False)
             text = config.get_text_config()
+            if field == "mtp":
+                return cls(field, weights, 1, _heads_of(text), config, True, text.hidden_size)
             return cls(field, weights, text.num_hidden_layers, _heads_of(text), config)
         except Exception as error:  # of json, safetensors and transformers, for files of any content
             raise InvalidModel(
@@ -93,14 +102,18 @@ class ModelMemory:
 
     def cache(self, placement: Placement) -> int:
         layer = SlotCache(placement.slots, self._room(placement), _META, placement.dtype)
-        layer.add_layer(self.heads.keys, self.heads.dim, self.heads.dim)
+        text = self.config.get_text_config()
+        if latent := getattr(text, "kv_lora_rank", None):  # of DeepSeek's attention, which keeps it alone
+            layer.add_layer(1, latent, text.qk_rope_head_dim)
+        else:
+            layer.add_layer(self.heads.keys, self.heads.dim, self.heads.dim)
         layer.add_layer(1, self.kept, 0)
         return self.layers * (layer.keys[0].nbytes + layer.values[0].nbytes) + layer.keys[1].nbytes
 
     def step(self, placement: Placement, drafts: int) -> int:
         """Of a step with this many drafts in every slot: logits, and the scratch of attention."""
         # Of a slot: tokens that are read at a time, and rows of logits.
-        read, rows = (2, drafts) if self.field == "draft" else (drafts + 1, drafts + 1)
+        read, rows = (drafts + 1, drafts + 1) if self.field == "target" else (2, drafts)
         vocabulary: int = self.config.get_text_config().vocab_size
         logits = placement.slots * rows * vocabulary * placement.dtype.itemsize
         if placement.launcher is None:

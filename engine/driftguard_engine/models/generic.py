@@ -20,11 +20,7 @@ from driftguard_engine.models.base import DecodesBySpans, Features
 from driftguard_engine.models.linear import Linear, choose
 
 ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention"})
-
-
-def supports(config: Any) -> bool:
-    """False for models with a recurrent state, which cannot take back a rejected token."""
-    return set(getattr(config, "layer_types", None) or ()) <= ATTENTION_LAYERS
+RECURRENT = "keeps a recurrent state, which cannot take back rejected tokens"
 
 
 class SlotLayer(CacheLayerMixin):
@@ -82,6 +78,10 @@ class GenericModel(DecodesBySpans):
     )
 
     def __init__(self, module: Any, slots: int, max_length: int) -> None:
+        """Raises ValueError: the module does not go on from what the cache holds of a sequence."""
+        layers = set(getattr(module.config.get_text_config(), "layer_types", None) or ())
+        if module._is_stateful or not layers <= ATTENTION_LAYERS:
+            raise ValueError(RECURRENT)
         self._module = module
         self.vocabulary: int = module.get_output_embeddings().weight.shape[0]
         self.max_length = max_length
@@ -94,7 +94,31 @@ class GenericModel(DecodesBySpans):
         self._cache = Cache(layers=[*self._layers])
         # One token now allocates all memory at the start, and not under traffic.
         self.dtype = self.forward([0], [Span(0, 0, 1)]).dtype
+        if (obstacle := self._obstacle()) is not None:
+            raise ValueError(obstacle)
         self.tree_obstacle = self._tree_obstacle()
+
+    def _obstacle(self) -> str | None:
+        """By what it makes of a few tokens: some models have no use for a cache, or keep more elsewhere."""
+
+        def read(token_ids: Sequence[int], start: int = 0) -> Tensor:
+            return self.forward(token_ids, [Span(0, start, len(token_ids))])
+
+        def apart(one: Tensor, other: Tensor) -> bool:
+            return not bool((one - other).abs().max() < torch.finfo(self.dtype).eps ** 0.5 * one.abs().max())
+
+        if apart(read([0, 2])[0], read([0, 3])[0]):
+            return "lets a token see those behind it"
+        read([1])
+        behind_another = read([2, 3], 1)
+        read([0])
+        behind = read([2, 3], 1)
+        if torch.equal(behind, behind_another):
+            return "does not see what its cache holds of the tokens before"
+        read([1, 1], 1)  # rejected
+        if apart(behind, read([2, 3], 1)):
+            return RECURRENT
+        return None
 
     def _tree_obstacle(self) -> str | None:
         """By what it makes of a small tree: models take masks and positions in different ways."""

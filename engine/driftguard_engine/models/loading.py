@@ -64,14 +64,15 @@ def load(name: str, placement: Placement, *, field: str) -> LoadedModel:
         model = llama.LlamaModel(
             module, placement.slots, max_length, placement.spare, placement.launcher, emptied=True
         )
-    elif generic.supports(config.get_text_config()):
-        model = generic.GenericModel(module, placement.slots, max_length)
     else:
-        raise InvalidModel(
-            f"{field}: {directory} ({config.model_type}) keeps a recurrent state, which cannot take back "
-            "rejected tokens; a model with attention layers only is needed",
-            field=field,
-        )
+        try:
+            model = generic.GenericModel(module, placement.slots, max_length)
+        except ValueError as error:
+            raise InvalidModel(
+                f"{field}: {directory} ({config.model_type}) cannot serve: it {error}; a model of which all "
+                "layers are attention to what a cache holds is needed",
+                field=field,
+            ) from error
     logger.info("%s: %s runs on the %s path, context %d", field, directory, model.path, max_length)
     return LoadedModel(
         directories.shown_name(name, directory),

@@ -45,12 +45,22 @@ def check_parameters(module: Any, directory: Path, *, field: str) -> None:
 def fill(
     module: nn.Module, tensors: Mapping[str, Tensor], target: str, whole: str, besides: Collection[str] = ()
 ) -> None:
-    """Puts tensors of these names and shapes into the module, which is on "meta".
-
-    besides: names that may be there too. Raises ValueError: a tensor is missing, has another shape than is
-    needed for `target`, or is no part of `whole`.
-    """
+    """Puts tensors of these names and shapes into the module, which is on "meta". Raises ValueError: as
+    `check_names`."""
     wanted = {name: each.shape for name, each in module.state_dict().items()}
+    check_names(tensors, wanted, target, whole, besides)
+    module.load_state_dict({name: tensors[name] for name in wanted}, assign=True)
+
+
+def check_names(
+    tensors: Mapping[str, Tensor],
+    wanted: Mapping[str, torch.Size],
+    target: str,
+    whole: str,
+    besides: Collection[str] = (),
+) -> None:
+    """besides: names that may be there too. Raises ValueError: a tensor is missing, has another shape than is
+    needed for `target`, or is no part of `whole`."""
     for name, shape in wanted.items():
         if name not in tensors:
             raise ValueError(f"{name} is missing")
@@ -58,7 +68,6 @@ def fill(
             raise ValueError(f"{name} is {[*tensors[name].shape]}, needed is {[*shape]} for {target}")
     if unknown := sorted(tensors.keys() - wanted.keys() - {*besides}):
         raise ValueError(f"{unknown[0]} is no part of {whole}")
-    module.load_state_dict({name: tensors[name] for name in wanted}, assign=True)
 
 
 def _logits(module: Any) -> torch.Tensor:

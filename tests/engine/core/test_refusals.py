@@ -327,9 +327,26 @@ def test_a_directory_without_tokenizer_is_refused(engine: Engine, good: Path) ->
     assert "no usable tokenizer" in refused(engine, good)
 
 
-def test_a_model_with_a_recurrent_state_is_refused(engine: Engine, good: Path) -> None:
+def test_a_model_of_an_unknown_kind_is_refused(engine: Engine, good: Path) -> None:
     (good / "config.json").write_text('{"model_type": "unheard_of"}', encoding="utf-8")
     assert "cannot be loaded" in refused(engine, good)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "reason"),
+    [
+        ("mamba", {"hidden_size": 32}, "keeps a recurrent state"),
+        ("rwkv", {"hidden_size": 32, "attention_hidden_size": 32}, "keeps a recurrent state"),
+        ("openai-gpt", {"n_embd": 32, "n_head": 4}, "does not see what its cache holds"),
+        ("bert", {"hidden_size": 32, "num_attention_heads": 4}, "lets a token see those behind it"),
+    ],
+)
+def test_a_model_that_does_not_go_on_from_its_cache_is_refused(
+    tmp_path: Path, kind: str, shape: dict[str, Any], reason: str
+) -> None:
+    directory = save(tmp_path / kind, kind, num_hidden_layers=2, n_layer=2, **shape)
+    with pytest.raises(InvalidModel, match=rf"^target: .*\({kind}\) cannot serve: it {reason}"):
+        Engine(EngineConfig(directory, drafter="ngram", max_length=64))
 
 
 def test_a_refused_draft_leaves_the_engine_as_it_was(engine: Engine, tmp_path: Path) -> None:
@@ -405,7 +422,7 @@ def test_a_full_queue_and_a_doubled_id_are_refused_and_lose_nothing(engine: Engi
         ("drafter", {"drafter": "no_such_drafter"}),
         ("draft", {"draft": None}),
         ("draft", {"drafter": "eagle3", "draft": None}),
-        ("draft", {"drafter": "mtp", "draft": None}),
+        ("draft", {"drafter": "eagle", "draft": None}),
         ("threads", {"threads": 0}),
     ],
 )

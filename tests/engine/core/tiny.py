@@ -51,7 +51,7 @@ _SHAPES: dict[str, dict[str, Any]] = {
 
 def new_module(kind: str, *, seed: int, vocabulary: int, **changes: Any) -> Any:
     """A transformers model with weights wide enough that its distributions are far from uniform."""
-    shape = {"max_position_embeddings": CONTEXT, "vocab_size": vocabulary} | _SHAPES[kind] | changes
+    shape = {"max_position_embeddings": CONTEXT, "vocab_size": vocabulary} | _SHAPES.get(kind, {}) | changes
     if kind == "gpt2":
         shape.pop("max_position_embeddings")
     config = AutoConfig.for_model(
