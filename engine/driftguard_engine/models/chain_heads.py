@@ -69,7 +69,7 @@ class ChainModel(ABC):
 
     def places(self, slots: Tensor, positions: Tensor) -> Tensor:
         """Rows of the cache."""
-        return slots * self._cache.length + positions
+        return self._cache.rows(slots, positions)
 
     @torch.inference_mode()
     def read(self, token_ids: Sequence[int], spans: Sequence[Span], hidden: Tensor | None = None) -> Tensor:
