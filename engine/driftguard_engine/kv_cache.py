@@ -49,6 +49,13 @@ class Span:
         return among
 
 
+def slots_and_positions(spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
+    """Of every token of spans that are no trees, in order: [N] and [N]."""
+    slots = [span.slot for span in spans for _ in range(span.count)]
+    positions = [place for span in spans for place in range(span.start, span.end)]
+    return torch.tensor(slots), torch.tensor(positions)
+
+
 class SlotCache:
     """Keys and values of every layer, each [slots * length, heads, dim], zero at first."""
 
@@ -73,6 +80,10 @@ class SlotCache:
             for span in spans
             for row in range(span.slot * self.length + span.start, span.slot * self.length + span.end)
         ]
+
+    def rows(self, slots: Tensor, positions: Tensor) -> Tensor:
+        """As `places`, of these positions of these slots, broadcast together."""
+        return slots * self.length + positions
 
     @torch.inference_mode()
     def copy(self, source: int, span: Span) -> None:

@@ -17,7 +17,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from driftguard_engine.core import InvalidModel
+from driftguard_engine.models.directory import config_of
 
 MODEL_TYPE: Final = "driftguard_corpus"
 WEIGHTS_FILE: Final = "corpus.safetensors"
@@ -142,7 +143,7 @@ def vocabulary_hash(vocabulary: Mapping[str, int]) -> str:
 def is_corpus(directory: Path) -> bool:
     """False too where config.json cannot be read: then it is a model that cannot be."""
     try:
-        return bool(_config(directory).get("model_type") == MODEL_TYPE)
+        return bool(config_of(directory).get("model_type") == MODEL_TYPE)
     except (OSError, ValueError, AttributeError):
         return False
 
@@ -150,7 +151,7 @@ def is_corpus(directory: Path) -> bool:
 def read_documents(directory: Path, vocabulary: Mapping[str, int], *, field: str) -> list[list[int]]:
     """The documents of a corpus of this vocabulary. Raises InvalidModel."""
     try:
-        config = _config(directory)
+        config = config_of(directory)
         tensors = load_file(directory / WEIGHTS_FILE)
         token_ids, ends = tensors["token_ids"].tolist(), tensors["ends"].tolist()
     except (OSError, ValueError, AttributeError, KeyError, SafetensorError) as error:
@@ -170,8 +171,3 @@ def read_documents(directory: Path, vocabulary: Mapping[str, int], *, field: str
             f"{field}: the corpus in {directory} has token ids beyond 0 to {largest}", field=field
         )
     return [token_ids[first:end] for first, end in zip([0, *ends], ends, strict=False)]
-
-
-def _config(directory: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    return found

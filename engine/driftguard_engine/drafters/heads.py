@@ -18,7 +18,7 @@ from driftguard_engine.drafters.base import Drafter
 from driftguard_engine.kernels import steps
 from driftguard_engine.kernels.cuda.launcher import Launcher
 from driftguard_engine.kernels.steps import RowState
-from driftguard_engine.kv_cache import Span
+from driftguard_engine.kv_cache import Span, slots_and_positions
 from driftguard_engine.models.base import by_row
 from driftguard_engine.models.chain_heads import ChainModel, ParallelModel
 from driftguard_engine.models.dflash import BlockModel
@@ -41,9 +41,7 @@ class HeadDrafter(Drafter, Generic[_Model]):
     def prefill(self, _token_ids: Sequence[int], spans: Sequence[Span], features: Tensor | None, /) -> None:
         if features is None:
             raise ValueError("the target's features are needed")
-        slots = torch.tensor([span.slot for span in spans for _ in range(span.count)])
-        positions = torch.tensor([place for span in spans for place in range(span.start, span.end)])
-        places = self._model.places(slots, positions)
+        places = self._model.places(*slots_and_positions(spans))
         self._model.keep(features, places.to(features.device))
 
     def copy(self, source: int, span: Span) -> None:

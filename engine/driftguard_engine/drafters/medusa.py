@@ -10,7 +10,7 @@ from torch import Tensor
 
 from driftguard_engine.drafters.base import Drafter, TreeOutcome
 from driftguard_engine.kernels.steps import RowState
-from driftguard_engine.kv_cache import Span
+from driftguard_engine.kv_cache import Span, slots_and_positions
 from driftguard_engine.models.medusa import PlacesModel
 from driftguard_engine.speculation import TreeVerification
 
@@ -30,9 +30,7 @@ class MedusaDrafter(Drafter):
     def prefill(self, _token_ids: Sequence[int], spans: Sequence[Span], features: Tensor | None, /) -> None:
         if features is None:
             raise ValueError("the target's features are needed")
-        slots = torch.tensor([span.slot for span in spans for _ in range(span.count)])
-        positions = torch.tensor([place for span in spans for place in range(span.start, span.end)])
-        self._model.keep(features, slots, positions)
+        self._model.keep(features, *slots_and_positions(spans))
 
     def copy(self, source: int, span: Span) -> None:
         self._model.copy(source, span)

@@ -64,7 +64,7 @@ class ChainModel(ABC):
 
     def places(self, slots: Tensor, positions: Tensor) -> Tensor:
         """Rows of the cache."""
-        return slots * self._cache.length + positions
+        return self._cache.rows(slots, positions)
 
     def copy(self, source: int, span: Span) -> None:
         self._cache.copy(source, span)

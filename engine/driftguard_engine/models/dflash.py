@@ -59,7 +59,7 @@ class BlockModel:
 
     def places(self, slots: Tensor, positions: Tensor) -> Tensor:
         """Rows of the cache."""
-        return slots * self._cache.length + positions
+        return self._cache.rows(slots, positions)
 
     @torch.inference_mode()
     def read(self, spans: Sequence[Span], newest: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 from driftguard_engine.core import InvalidModel
 from driftguard_engine.models import checksums
@@ -81,6 +82,12 @@ def _check(directory: Path, field: str) -> None:
             field=field,
         )
     raise InvalidModel(f"{field}: {directory} has no *.safetensors", field=field)
+
+
+def config_of(directory: Path) -> dict[str, Any]:
+    """What config.json says. Raises OSError, ValueError."""
+    found: dict[str, Any] = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    return found
 
 
 def weight_files(directory: Path) -> list[Path]:

@@ -39,12 +39,12 @@ class PlacesModel(ABC):
     def keep(self, hidden: Tensor, slots: Tensor, positions: Tensor) -> None:
         """hidden [N, H]: of the target, at these positions [N] of these slots [N]."""
         states = self._cache.keys[0]
-        states[(slots * self._cache.length + positions).to(states.device), 0] = hidden
+        states[self._cache.rows(slots, positions).to(states.device), 0] = hidden
 
     def kept(self, slots: Tensor, positions: Tensor) -> Tensor:
         """[N, H]"""
         states = self._cache.keys[0]
-        return states[(slots * self._cache.length + positions).to(states.device), 0]
+        return states[self._cache.rows(slots, positions).to(states.device), 0]
 
     def copy(self, source: int, span: Span) -> None:
         self._cache.copy(source, span)

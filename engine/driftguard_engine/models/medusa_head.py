@@ -13,7 +13,6 @@ state, normalised.
 from __future__ import annotations
 
 import heapq
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from driftguard_engine.core import InvalidModel
-from driftguard_engine.models.directory import weight_files
+from driftguard_engine.models.directory import config_of, weight_files
 from driftguard_engine.models.plausible import check_parameters, fill
 
 NODES: Final = 16  # of a tree that is not told
@@ -94,14 +93,14 @@ def assumed_tree(heads: int) -> Choices:
 def is_medusa(directory: Path) -> bool:
     """False too where config.json cannot be read."""
     try:
-        return "medusa_num_heads" in _read_config(directory)
+        return "medusa_num_heads" in config_of(directory)
     except (OSError, ValueError, TypeError):
         return False
 
 
 def read_config(directory: Path, *, field: str) -> MedusaConfig:
     """Raises InvalidModel."""
-    told = _read_config(directory)
+    told = config_of(directory)
     try:
         heads, layers = (size_of(told, name) for name in ("medusa_num_heads", "medusa_num_layers"))
         return MedusaConfig(heads, layers, tree_of(told, "medusa_choices", heads))
@@ -146,7 +145,7 @@ def sizes_of(directory: Path) -> tuple[int, int]:
     for path in weight_files(directory):
         with safe_open(path, "pt") as file:
             shapes |= {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
-    output = f"0.{_read_config(directory)['medusa_num_layers']}.weight"
+    output = f"0.{config_of(directory)['medusa_num_layers']}.weight"
     return shapes["0.0.linear.weight"][1], shapes.get(output, [0])[0]
 
 
@@ -181,11 +180,6 @@ def read_tensors(directory: Path) -> dict[str, Tensor]:
     if not tensors:
         raise ValueError("it has no *.safetensors; weights as *.pt are not read")
     return tensors
-
-
-def _read_config(directory: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    return found
 
 
 def _refused(what: str, directory: Path, field: str) -> InvalidModel:

@@ -11,7 +11,6 @@ A stream enters these layers with what the first of them reads of the newest tok
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from driftguard_engine.core import InvalidModel
+from driftguard_engine.models.directory import config_of
 from driftguard_engine.models.llama_weights import Heads
 from driftguard_engine.models.medusa_head import Choices, read_tensors, size_of, tree_of
 from driftguard_engine.models.plausible import check_parameters, fill
@@ -64,7 +64,7 @@ class StreamingAdapter(nn.Module):
 def is_streaming(directory: Path) -> bool:
     """False too where config.json cannot be read."""
     try:
-        return "streaming_layers" in _read_config(directory)
+        return "streaming_layers" in config_of(directory)
     except (OSError, ValueError, TypeError):
         return False
 
@@ -81,7 +81,7 @@ def read_adapter(
     intermediate, heads: the target's. Raises InvalidModel: what does not fit, by its name."""
     hidden = embedding.shape[1]
     try:
-        config = _config(_read_config(directory), layers)
+        config = _config(config_of(directory), layers)
         with torch.device("meta"):
             adapter = StreamingAdapter(config, hidden, intermediate, heads)
         target = (
@@ -103,8 +103,3 @@ def _config(told: Mapping[str, Any], layers: int) -> StreamingConfig:
     if top > layers:
         raise ValueError(f"streaming_layers: {top} are more than the target's {layers}")
     return StreamingConfig(top, rank, streams, tree_of(told, "streaming_choices", streams))
-
-
-def _read_config(directory: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    return found

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import gc
 import logging
-import mmap
 import os
-import pickle
 import signal
-import threading
 from collections.abc import Callable
-from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +17,7 @@ from driftguard_engine.core import FinishedRequest, InvalidModel, Request, Specu
 from driftguard_engine.drafters import ahead, ahead_process, ahead_worker
 from driftguard_engine.drafters.ahead import AheadDrafter
 from driftguard_engine.drafters.ahead_process import AheadProcess
-from driftguard_engine.drafters.ahead_worker import AheadRow, Outcome, Preparer, Settings, Shared
+from driftguard_engine.drafters.ahead_worker import AheadRow, Outcome, Preparer
 from driftguard_engine.engine import Engine
 from driftguard_engine.kernels.reference.verify import StepNoise
 from driftguard_engine.kv_cache import SlotCache, Span
@@ -29,25 +25,11 @@ from driftguard_engine.server.metrics import Metrics
 from driftguard_engine.speculation import ReferenceVerification
 from driftguard_engine.telemetry.telemetry import Telemetry
 
+from tests.engine.core.every_drafter import ThreadOfTest
 from tests.engine.core.test_batch_independence import served_together, varied_requests
 from tests.engine.core.tiny import drain, finished, plain_greedy, request, save, serve
 
 SPAWNED = AheadProcess
-
-
-class ThreadOfTest(AheadProcess):
-    """The same conversation with a thread, so that a test can plant mistakes in what it does."""
-
-    def __init__(self, model_file: int, memory: int, settings: Settings) -> None:
-        self._connection, theirs = Pipe()
-        self._is_ready = False
-        with mmap.mmap(model_file, 0, access=mmap.ACCESS_READ) as stored:
-            model = pickle.loads(stored)
-        self._preparer = Preparer(model, Shared(memory, settings, model.cache), settings)
-        threading.Thread(target=ahead_worker.serve, args=(theirs, self._preparer), daemon=True).start()
-
-    def end(self) -> None:
-        self._connection.close()
 
 
 @pytest.fixture

@@ -57,20 +57,16 @@ def served_together(engine: Engine, requests: list[Request], seed: int) -> dict[
     return finished(outputs + drain(engine))
 
 
-@pytest.mark.parametrize("drafter", ["draft_model", "eagle3", "ngram", "suffix", "hybrid"])
+@pytest.mark.parametrize("drafter", ["draft_model", "eagle3", "hybrid"])
 @pytest.mark.parametrize(("kind", "path"), PATHS)
 def test_output_does_not_depend_on_the_batch(
     new_engine: Callable[..., Engine], models: Path, tmp_path: Path, kind: str, path: str, drafter: str
 ) -> None:
     requests = varied_requests(14)
     draft: dict[str, str] = {}
-    if drafter in ("suffix", "hybrid"):
+    if drafter == "hybrid":
         answers = tokens(new_engine(kind, model_path=path), *requests[:5]).values()
-        draft = {
-            "draft" if drafter == "suffix" else "corpus": save_corpus(
-                tmp_path / "corpus", str(models / kind), list(answers)
-            )
-        }
+        draft = {"corpus": save_corpus(tmp_path / "corpus", str(models / kind), list(answers))}
     engine = new_engine(kind, model_path=path, drafter=drafter, max_batch=6, **draft)
     alone: dict[str, tuple[int, ...]] = {}
     for each in requests:

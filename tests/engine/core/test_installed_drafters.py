@@ -12,9 +12,7 @@ from driftguard_engine.core import InvalidModel
 from driftguard_engine.engine import Engine
 from driftguard_engine.options import BUNDLED, LimitOptions, ModelOptions, ServerOptions, engine_config
 
-from tests.engine.core.test_batch_independence import together, varied_requests
-from tests.engine.core.test_losslessness import LETTERS, exact_distribution, first_three, p_value
-from tests.engine.core.tiny import letter_tokenizer, new_module, plain_greedy, request, save, serve, tokens
+from tests.engine.core.tiny import plain_greedy, request, serve
 
 GUIDE = Path(__file__).parents[3] / "CONTRIBUTING.md"
 
@@ -54,34 +52,6 @@ def test_it_drafts_and_greedy_output_is_plain_greedy_decoding(
     assert sum(each.counts.accepted for each in done.values()) > 0
     info = done["a"].draft
     assert (info.name, info.version, info.method) == ("bigram", "bigram-drafter-1.2", "bigram")
-
-
-@pytest.mark.usefixtures("installed")
-def test_its_output_does_not_depend_on_the_batch(new_engine: Callable[..., Engine]) -> None:
-    engine, requests = new_engine(drafter="bigram", draft=None, max_batch=6), varied_requests(10)
-    alone = {name: ids for each in requests for name, ids in tokens(engine, each).items()}
-    assert together(engine, requests, seed=1) == alone
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("installed")
-def test_its_sampled_output_has_the_targets_law(tmp_path: Path) -> None:
-    target = save(tmp_path / "target", seed=5, tokenizer=letter_tokenizer(LETTERS), num_hidden_layers=1)
-    config = EngineConfig(target, drafter="bigram", max_batch=256, max_length=32, max_waiting=10_000)
-    module = new_module("llama", seed=5, vocabulary=LETTERS, num_hidden_layers=1)
-    observed = first_three(Engine(config), 3000, temperature=1.0)
-    assert p_value(observed, exact_distribution(module, 1.0, 0, 1.0)) > 1e-3
-
-
-@pytest.mark.usefixtures("installed")
-def test_a_draft_model_takes_its_place_and_it_returns(
-    new_engine: Callable[..., Engine], models: Path
-) -> None:
-    engine = new_engine(drafter="bigram", draft=None)
-    engine.swap_draft(engine.load_draft(str(models / "llama_draft")).version)
-    assert engine.draft.method == "draft_model"
-    engine.swap_draft("bigram-drafter-1.2")
-    assert serve(engine, request())["r"].draft.method == "bigram"
 
 
 @pytest.mark.usefixtures("installed")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.engine.core.eagle3_heads import load_target
 from tests.engine.core.medusa_heads import TREE, save_random_heads
-from tests.engine.core.test_losslessness import LETTERS, PROMPT, exact_distribution, first_three, p_value
-from tests.engine.core.tiny import letter_tokenizer, new_module, plain_greedy, request, save, serve, tokens
+from tests.engine.core.tiny import plain_greedy, request, serve
 
 PROMPTS = {"a": (7,), "b": (1, 2, 3, 4) * 5, "c": tuple(range(30, 60))}
 
@@ -106,110 +104,16 @@ def test_each_step_guesses_what_the_heads_say_of_the_targets_last_hidden_state(
     assert guesses_are_those_of_the_heads(models, heads_of(kind), monkeypatch, kind, path)
 
 
-def test_a_stale_feature_is_caught(
+def test_children_in_another_order_are_caught(
     models: Path, heads_of: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    observe = MedusaDrafter.observe_tree
+    guess = TreeVerification.guess
 
-    def first_alone(self: MedusaDrafter, rows: Any, tree: Any, outcome: Any) -> None:
-        observe(self, rows, tree, replace(outcome, accepted=outcome.accepted.clamp(max=0)))
+    def turned(self: TreeVerification, tokens: torch.Tensor, parents: Any) -> range:
+        return guess(self, tokens.flip(1), parents)
 
-    monkeypatch.setattr(MedusaDrafter, "observe_tree", first_alone)
+    monkeypatch.setattr(TreeVerification, "guess", turned)
     assert not guesses_are_those_of_the_heads(models, heads_of("llama"), monkeypatch)
-
-
-def test_features_of_rejected_nodes_are_caught(
-    models: Path, heads_of: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    observe = MedusaDrafter.observe_tree
-
-    def of_other_nodes(self: MedusaDrafter, rows: Any, tree: Any, outcome: Any) -> None:
-        assert outcome.features is not None
-        observe(self, rows, tree, replace(outcome, features=outcome.features.roll(1, 1)))
-
-    monkeypatch.setattr(MedusaDrafter, "observe_tree", of_other_nodes)
-    assert not guesses_are_those_of_the_heads(models, heads_of("llama"), monkeypatch)
-
-
-@pytest.fixture(scope="module")
-def letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("letters")
-    save(root / "target", seed=5, tokenizer=letter_tokenizer(LETTERS), num_hidden_layers=1)
-    save_random_heads(root / "heads", 32, LETTERS)
-    return root
-
-
-@pytest.mark.slow
-def test_sampled_output_has_the_targets_law(letters: Path) -> None:
-    engine = engine_of(
-        letters,
-        "target",
-        str(letters / "heads"),
-        max_batch=256,
-        max_length=32,
-        max_waiting=10_000,
-        prefill_chunk_tokens=128,
-    )
-    observed = first_three(engine, 2000, temperature=1.3, top_p=0.85)
-    module = new_module("llama", seed=5, vocabulary=LETTERS, num_hidden_layers=1)
-    assert p_value(observed, exact_distribution(module, 1.3, 0, 0.85)) > 1e-3
-
-
-def test_a_request_gets_the_same_tokens_whatever_runs_beside_it(letters: Path) -> None:
-    def run(*names: int) -> dict[str, tuple[int, ...]]:
-        engine = engine_of(letters, "target", str(letters / "heads"), max_batch=3, max_length=64)
-        asked = (
-            request(str(name), PROMPT[: 1 + name % 5], 20, temperature=1.2 * (name != 4), seed=name)
-            for name in names
-        )
-        return tokens(engine, *asked)
-
-    together = run(*range(6))
-    assert all(run(name)[str(name)] == together[str(name)] for name in (0, 3, 4))
-
-
-def test_a_reused_prompt_is_gone_on_with_as_one_that_was_read(
-    models: Path, heads_of: Callable[[str], str]
-) -> None:
-    prompt = (*PROMPTS["c"][:24], 5, 6)
-    fresh = engine_of(models, "llama", heads_of("llama"), prefix_reuse=False)
-    reusing = engine_of(models, "llama", heads_of("llama"))
-    counted = []
-    for engine in (fresh, reusing):
-        for name in ("first", "second"):
-            done = serve(
-                engine, *(request(f"{name}{n}", prompt, 20, temperature=0.8, seed=n) for n in range(3))
-            )
-        counted.append({name: (each.output_token_ids, each.counts.accepted) for name, each in done.items()})
-        reused = {each.reused_prompt_tokens for each in done.values()}
-    assert reused == {24}
-    assert counted[0] == counted[1]
-
-
-def test_heads_are_put_into_service_beside_a_running_draft_and_after_a_restart(
-    models: Path, heads_of: Callable[[str], str], tmp_path: Path
-) -> None:
-    config = EngineConfig(str(models / "llama"), str(models / "llama_draft"), state_dir=tmp_path / "state")
-    engine = Engine(config)
-    engine.submit(request("before", max_tokens=8))
-    engine.step()
-    loaded = engine.load_draft(heads_of("llama"), "heads")
-    assert (loaded.method, engine.verification) == ("medusa", "token")
-    engine.swap_draft("heads")
-    assert engine.verification == "tree"
-    done = serve(engine, request("after", max_tokens=8))
-    assert {name: each.draft.method for name, each in done.items()} == {
-        "before": "draft_model",
-        "after": "medusa",
-    }
-    assert done["before"].output_token_ids == done["after"].output_token_ids
-    assert Engine(config).draft.version == "heads"
-
-
-def test_adaptive_k_chooses_the_depth(models: Path, heads_of: Callable[[str], str]) -> None:
-    engine = engine_of(models, "llama", heads_of("llama"), adaptive_k=True, max_speculative_tokens=6)
-    done = serve(engine, *(request(str(number), PROMPTS["b"], 60) for number in range(4)))
-    assert {each.output_token_ids for each in done.values()} == {plain_greedy("llama", PROMPTS["b"], 60)}
 
 
 def changed_heads(directory: Path, heads: str, tensors: Any = None, config: Any = None) -> str:

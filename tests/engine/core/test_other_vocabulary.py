@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 import string
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from driftguard_engine.config import EngineConfig
 from driftguard_engine.core import InvalidModel
-from driftguard_engine.drafters.other_vocabulary import SlemDrafter, TliDrafter
+from driftguard_engine.drafters.other_vocabulary import TliDrafter
 from driftguard_engine.drafters.own_text import OwnText
 from driftguard_engine.engine import Engine
-from driftguard_engine.kernels.reference import verify as reference
-from driftguard_engine.kernels.reference.sampling import EVERY
 from driftguard_engine.models.token_texts import shared_tokens, token_texts
-from driftguard_engine.speculation import ReferenceVerification
 from transformers import AutoModelForCausalLM
 
+from tests.engine.core.every_drafter import LETTERS
 from tests.engine.core.other_vocabularies import byte_level, save_translated, sentencepiece
 from tests.engine.core.test_batch_independence import together, varied_requests
-from tests.engine.core.test_losslessness import LETTERS, PROMPT, exact_distribution, p_value
-from tests.engine.core.tiny import drain, finished, letter_tokenizer, new_module, request, save, serve, tokens
+from tests.engine.core.tiny import drain, finished, letter_tokenizer, request, save, serve, tokens
 
 DRAFTERS = ("tli", "slem")
-# The target has <|end|>, a to e; the draft f instead of e, and two of its tokens are two of the target's.
-OURS = byte_level((), bytes_of="abcde")
-OWN = byte_level(("ab", "dd"), bytes_of="abcdf", first=2)
 ASCII = byte_level((), bytes_of=string.ascii_letters)
 TURNED = byte_level((), bytes_of=string.ascii_letters, first=20)
 JOINING = byte_level(("ab", "cd", "he", "the", "XY"), bytes_of=string.ascii_letters + "<|>/1", first=9)
@@ -38,18 +29,13 @@ JOINING = byte_level(("ab", "cd", "he", "the", "XY"), bytes_of=string.ascii_lett
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """letters, letters_draft: of six tokens. target, and drafts of it: turned (the same thoughts, other ids),
+    """target, and drafts of it: turned (the same thoughts, other ids),
     joining (also tokens of several letters)."""
     root = tmp_path_factory.mktemp("vocabularies")
-    save(root / "letters", seed=5, tokenizer=OURS, num_hidden_layers=1)
     save(root / "target", seed=3, tokenizer=ASCII)
-    for name, target, ours, own, noise in (
-        ("letters_draft", "letters", OURS, OWN, 0.1),
-        ("turned", "target", ASCII, TURNED, 0.0),
-        ("joining", "target", ASCII, JOINING, 0.02),
-    ):
-        module = AutoModelForCausalLM.from_pretrained(root / target)
-        save_translated(root / name, module, ours, own, noise)
+    module = AutoModelForCausalLM.from_pretrained(root / "target")
+    for name, own, noise in (("turned", TURNED, 0.0), ("joining", JOINING, 0.02)):
+        save_translated(root / name, module, ASCII, own, noise)
     return root
 
 
@@ -127,24 +113,6 @@ def test_special_tokens_are_the_drafts_own_or_left_out(tmp_path: Path) -> None:
     assert own.convert_ids_to_tokens(text.token_ids or []) == ["<s>", "▁", "ab", "b", "a", "<s>", "▁", "b"]
 
 
-@pytest.mark.parametrize("verification", ["token", "block"])
-@pytest.mark.parametrize("drafter", DRAFTERS)
-def test_greedy_output_is_what_the_target_gives_alone(made: Path, drafter: str, verification: str) -> None:
-    prompts = {"a": (7,), "b": (1, 2, 3, 4) * 5, "c": tuple(range(20, 45))}
-    asked = [
-        request(f"{n}{k}", p, 40, num_speculative_tokens=k) for n, p in prompts.items() for k in (0, 3, 8)
-    ]
-    done = serve(new(made, "joining", drafter, verification=verification), *asked)
-    for name in prompts:
-        plain = done[f"{name}0"]
-        assert plain.counts.drafted == 0
-        for k in (3, 8):
-            assert done[f"{name}{k}"].output_token_ids == plain.output_token_ids, (name, k)
-    assert sum(each.counts.accepted for each in done.values()) > 50
-    assert any(each.counts.accepted < each.counts.drafted for each in done.values())
-    assert done["a3"].draft.method == drafter
-
-
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_a_draft_that_thinks_as_the_target_is_always_right(made: Path, drafter: str) -> None:
     """It has read everything: reused prompts, steps without drafts, accepted and emitted tokens."""
@@ -206,159 +174,6 @@ def test_beyond_the_drafts_own_context_nothing_is_drafted(made: Path, tmp_path: 
     assert done["a"].counts.accepted == done["a"].counts.drafted > 15
     assert 3 + done["a"].counts.drafted < 33
     assert done["b"].counts.drafted == 0
-
-
-def letters(made: Path, drafter: str, **settings: Any) -> Engine:
-    settings = {"max_batch": 256, "max_length": 32, "num_speculative_tokens": 2} | settings
-    return new(made, "letters_draft", drafter, "letters", **settings)
-
-
-def masked(engine_draft: Any, own_ids: Sequence[int]) -> np.ndarray[Any, Any]:
-    """By the definition: the draft's law over the target's ids, the tokens that only one has masked."""
-    with torch.inference_mode():
-        logits = engine_draft(torch.tensor([own_ids])).logits[0, -1].double()
-    pairs = {
-        OURS.convert_tokens_to_ids(name): OWN.convert_tokens_to_ids(name) for name in ("<|end|>", *"abcd")
-    }
-    q = np.zeros(LETTERS)
-    for ours, own in pairs.items():
-        q[ours] = float(logits[own].exp())
-    return np.asarray(q / q.sum())
-
-
-def joint_law(made: Path) -> dict[tuple[int, ...], float]:
-    """Of the first step with two drafts: how many are accepted, and the tokens that it emits."""
-    target, draft = (
-        AutoModelForCausalLM.from_pretrained(made / each) for each in ("letters", "letters_draft")
-    )
-
-    def p(drawn: tuple[int, ...]) -> np.ndarray[Any, Any]:
-        with torch.inference_mode():
-            return np.asarray(target(torch.tensor([PROMPT + drawn])).logits[0, -1].double().softmax(-1))
-
-    def chain(drawn: tuple[int, ...], mass: float) -> None:
-        p_now = p(drawn)
-        if len(drawn) == 2:
-            for token, part in enumerate(p_now):
-                law[2, *drawn, token] = mass * part
-            return
-        own: Any = OWN.convert_tokens_to_ids(OURS.convert_ids_to_tokens(list(drawn)))
-        q = masked(draft, [*OWN.encode("abcab"), *own])
-        residual = np.maximum(p_now - q, 0)
-        rejected = 1 - np.minimum(p_now, q).sum()
-        for token in range(LETTERS):
-            law[len(drawn), *drawn, token] = mass * rejected * residual[token] / residual.sum()
-            if q[token]:
-                chain((*drawn, token), mass * min(p_now[token], q[token]))
-
-    law: dict[tuple[int, ...], float] = {}
-    chain((), 1.0)
-    return law
-
-
-@pytest.mark.slow
-def test_accepted_tokens_have_the_law_of_the_masked_draft(made: Path) -> None:
-    law = joint_law(made)
-    assert sum(law.values()) == pytest.approx(1)
-    engine = letters(made, "tli")
-    for seed in range(1000):
-        engine.submit(request(str(seed), PROMPT, 3, seed=seed, temperature=1.0))
-    seen: dict[str, tuple[int, ...]] = {}
-    while engine.has_work():
-        for output in engine.step():
-            if output.request_id not in seen and output.token_ids:
-                seen[output.request_id] = (len(output.token_ids) - 1, *output.token_ids)
-    assert p_value(Counter(seen.values()), law) > 1e-3
-
-
-def first_three(engine: Engine, **params: Any) -> Counter[tuple[int, ...]]:
-    done = serve(
-        engine, *(request(str(seed), PROMPT, 4, seed=seed, **params) for seed in range(700))
-    ).values()
-    assert sum(each.counts.accepted for each in done) > 50
-    return Counter(each.output_token_ids[:3] for each in done)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize(
-    ("temperature", "top_k", "top_p", "verification"), [(1.0, 0, 1.0, "token"), (1.6, 4, 0.9, "block")]
-)
-def test_sampled_output_has_the_targets_law(
-    made: Path, drafter: str, temperature: float, top_k: int, top_p: float, verification: str
-) -> None:
-    module = new_module("llama", seed=5, vocabulary=LETTERS, num_hidden_layers=1)
-    engine = letters(made, drafter, verification=verification)
-    observed = first_three(engine, temperature=temperature, top_k=top_k, top_p=top_p)
-    assert p_value(observed, exact_distribution(module, temperature, top_k, top_p)) > 1e-3
-
-
-def mass_where_the_map_reaches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The target's token that the draft has not is never drawn, but has a part of q."""
-    replaced(monkeypatch, lambda logits, tokens: logits.clamp(min=0))
-
-
-def residual_over_the_law_that_is_not_masked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """q as if the draft had drawn from all of its tokens: what it gives those of two letters is nowhere."""
-    draw = reference.draft_distributions
-
-    def leaky(logits: Any, *given: Any) -> Any:
-        found = draw(logits, *given)
-        found.normaliser[...] *= 1.6
-        return found
-
-    monkeypatch.setattr(reference, "draft_distributions", leaky)
-
-
-def q_taken_after_the_draw(monkeypatch: pytest.MonkeyPatch) -> None:
-    replaced(monkeypatch, lambda logits, tokens: logits.scatter_add(1, tokens, torch.ones(len(tokens), 1)))
-
-
-def replaced(
-    monkeypatch: pytest.MonkeyPatch, change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-) -> None:
-    """What is verified by is changed behind the draw."""
-    draw = ReferenceVerification.draw
-
-    def draw_and_change(self: ReferenceVerification, step: int) -> None:
-        draw(self, step)
-        changed = change(self.draft_logits[:, step], self.draft_tokens[:, step : step + 1].clamp(min=0))
-        self.draft_logits[:, step] = changed
-        given = reference.draft_distributions(changed[:, np.newaxis].numpy(), self._sampling)
-        self._distributions.put(EVERY, slice(step, step + 1), given)
-
-    monkeypatch.setattr(ReferenceVerification, "draw", draw_and_change)
-
-
-def guesses_that_know_what_verifies_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every other guess is dropped where it would be rejected: by the random number that verifies it."""
-    draft = SlemDrafter.draft
-
-    def choose(self: SlemDrafter, rows: Any, verification: ReferenceVerification, launcher: None) -> None:
-        unlucky = verification._noise.accept[:, 0] > 0.5
-        rows.drafted[torch.from_numpy(unlucky)] = 0
-        draft(self, rows, verification, launcher)
-
-    monkeypatch.setattr(SlemDrafter, "draft", choose)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("drafter", "plant"),
-    [
-        ("tli", mass_where_the_map_reaches_nothing),
-        ("tli", residual_over_the_law_that_is_not_masked),
-        ("tli", q_taken_after_the_draw),
-        ("slem", guesses_that_know_what_verifies_them),
-    ],
-)
-def test_the_law_is_missed_with_a_mistake(
-    made: Path, monkeypatch: pytest.MonkeyPatch, drafter: str, plant: Callable[[pytest.MonkeyPatch], None]
-) -> None:
-    plant(monkeypatch)
-    module = new_module("llama", seed=5, vocabulary=LETTERS, num_hidden_layers=1)
-    observed = first_three(letters(made, drafter), temperature=1.0)
-    assert p_value(observed, exact_distribution(module, 1.0, 0, 1.0)) < 1e-6
 
 
 def test_a_draft_with_another_tokenizer_needs_a_drafter_for_that(made: Path) -> None:

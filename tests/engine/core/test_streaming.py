@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +30,7 @@ from torch import Tensor
 from tests.engine.core.eagle3_heads import load_target
 from tests.engine.core.medusa_heads import TREE
 from tests.engine.core.streaming_adapters import save_random_adapter
-from tests.engine.core.test_losslessness import LETTERS, PROMPT, exact_distribution, first_three, p_value
-from tests.engine.core.tiny import letter_tokenizer, new_module, plain_greedy, request, save, serve, tokens
+from tests.engine.core.tiny import plain_greedy, request, save, serve
 
 PROMPTS = {"a": (7,), "b": (1, 2, 3, 4) * 5, "c": tuple(range(30, 60))}
 Mistake = Callable[[pytest.MonkeyPatch], None]
@@ -133,24 +131,6 @@ def test_streams_of_each_family_are_those_that_are_trained(tmp_path: Path, kind:
     torch.testing.assert_close(torch.cat(found), expected, atol=1e-4, rtol=1e-4)
 
 
-def stale_feature(monkeypatch: pytest.MonkeyPatch) -> None:
-    observe = StreamingDrafter.observe_tree
-
-    def first_alone(self: StreamingDrafter, rows: Any, tree: Any, outcome: Any) -> None:
-        observe(self, rows, tree, replace(outcome, accepted=outcome.accepted.clamp(max=0)))
-
-    monkeypatch.setattr(StreamingDrafter, "observe_tree", first_alone)
-
-
-def features_of_rejected_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    observe = StreamingDrafter.observe_tree
-
-    def of_other_nodes(self: StreamingDrafter, rows: Any, tree: Any, outcome: Any) -> None:
-        observe(self, rows, tree, replace(outcome, features=outcome.features.roll(1, 1)))
-
-    monkeypatch.setattr(StreamingDrafter, "observe_tree", of_other_nodes)
-
-
 def spans_moved(by: int) -> Mistake:
     """Of streams that keep their positions."""
 
@@ -182,8 +162,6 @@ def adapter_in_the_main_stream(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 MISTAKES: dict[str, Mistake] = {
-    "stale feature": stale_feature,
-    "features of rejected nodes kept": features_of_rejected_nodes,
     "keys of the streams kept for the next step": spans_moved(1),
     "keys of the streams over those of the main stream": spans_moved(-1),
     "adapter in the main stream": adapter_in_the_main_stream,
@@ -229,87 +207,6 @@ def test_a_touched_main_stream_is_caught(
 ) -> None:
     MISTAKES[mistake](monkeypatch)
     assert not main_stream_is_untouched(models, adapter_of("llama"))
-
-
-@pytest.fixture(scope="module")
-def letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("letters")
-    save(root / "target", seed=5, tokenizer=letter_tokenizer(LETTERS), num_hidden_layers=1)
-    save_random_adapter(root / "adapter", root / "target", layers=1)
-    return root
-
-
-@pytest.mark.slow
-def test_sampled_output_has_the_targets_law(letters: Path) -> None:
-    engine = engine_of(
-        letters,
-        "target",
-        str(letters / "adapter"),
-        max_batch=256,
-        max_length=32,
-        max_waiting=10_000,
-        prefill_chunk_tokens=128,
-    )
-    observed = first_three(engine, 2000, temperature=1.3, top_p=0.85)
-    module = new_module("llama", seed=5, vocabulary=LETTERS, num_hidden_layers=1)
-    assert p_value(observed, exact_distribution(module, 1.3, 0, 0.85)) > 1e-3
-
-
-def test_a_request_gets_the_same_tokens_whatever_runs_beside_it(letters: Path) -> None:
-    def run(*names: int) -> dict[str, tuple[int, ...]]:
-        engine = engine_of(letters, "target", str(letters / "adapter"), max_batch=3, max_length=64)
-        asked = (
-            request(
-                str(name),
-                PROMPT[: 1 + name % 5],
-                20,
-                temperature=1.2 * (name != 4),
-                seed=name,
-                num_speculative_tokens=1 + name % 4,
-            )
-            for name in names
-        )
-        return tokens(engine, *asked)
-
-    together = run(*range(6))
-    assert all(run(name)[str(name)] == together[str(name)] for name in (0, 3, 4))
-
-
-def test_a_reused_prompt_is_gone_on_with_as_one_that_was_read(
-    models: Path, adapter_of: Callable[[str], str]
-) -> None:
-    prompt = (*PROMPTS["c"][:24], 5, 6)
-    counted = []
-    for reuse in (False, True):
-        engine = engine_of(models, "llama", adapter_of("llama"), prefix_reuse=reuse)
-        for name in ("first", "second"):
-            done = serve(
-                engine, *(request(f"{name}{n}", prompt, 20, temperature=0.8, seed=n) for n in range(3))
-            )
-        counted.append({name: (each.output_token_ids, each.counts.accepted) for name, each in done.items()})
-        reused = {each.reused_prompt_tokens for each in done.values()}
-    assert reused == {24}
-    assert counted[0] == counted[1]
-
-
-def test_an_adapter_is_put_into_service_beside_a_running_draft_and_after_a_restart(
-    models: Path, adapter_of: Callable[[str], str], tmp_path: Path
-) -> None:
-    config = EngineConfig(
-        str(models / "llama"), str(models / "llama_draft"), adaptive_k=True, state_dir=tmp_path / "state"
-    )
-    engine = Engine(config)
-    engine.submit(request("before", max_tokens=8))
-    engine.step()
-    assert engine.load_draft(adapter_of("llama"), "streams").method == "streaming"
-    engine.swap_draft("streams")
-    done = serve(engine, request("after", max_tokens=8))
-    assert {name: each.draft.method for name, each in done.items()} == {
-        "before": "draft_model",
-        "after": "streaming",
-    }
-    assert done["before"].output_token_ids == done["after"].output_token_ids
-    assert Engine(config).draft.version == "streams"
 
 
 def changed(directory: Path, adapter: str, tensors: Any = None, config: Any = None) -> str:

@@ -18,17 +18,13 @@ from driftguard_engine.models.generic import GenericModel
 from driftguard_engine.models.llama import LlamaModel
 from driftguard_engine.speculation import TreeVerification
 
-from tests.engine.core.test_losslessness import LETTERS, PROMPT, exact_distribution, first_three, p_value
 from tests.engine.core.tiny import (
-    letter_tokenizer,
     new_module,
     plain_greedy,
     request,
-    save,
     serve,
-    tokens,
 )
-from tests.engine.core.tree_drafters import AnswerTree, BigramTree, tree_engine
+from tests.engine.core.tree_drafters import AnswerTree, tree_engine
 
 PROMPTS = {"a": (7,), "b": (1, 2, 3, 4) * 5, "c": tuple(range(30, 60))}
 
@@ -157,57 +153,6 @@ def test_a_tree_is_read_up_to_the_end_of_the_slot(models: Path) -> None:
     engine = tree_engine(str(models / "llama"), AnswerTree(answers("llama")), max_batch=2, max_length=31)
     done = serve(engine, *(request(name, prompt, 11, num_speculative_tokens=8) for name in "xy"))
     assert {each.output_token_ids for each in done.values()} == {answers("llama")[prompt][:11]}
-
-
-@pytest.fixture(scope="module")
-def letters(tmp_path_factory: pytest.TempPathFactory) -> str:
-    directory = tmp_path_factory.mktemp("letters") / "target"
-    return save(directory, seed=5, tokenizer=letter_tokenizer(LETTERS), num_hidden_layers=1)
-
-
-def bigrams() -> torch.Tensor:
-    """What the target says behind each token alone: right often, but not always."""
-    module = new_module("llama", seed=5, vocabulary=LETTERS, num_hidden_layers=1)
-    with torch.inference_mode():
-        logits: torch.Tensor = module(torch.arange(LETTERS)[:, None]).logits[:, 0]
-    return logits
-
-
-@pytest.mark.slow
-def test_sampled_output_has_the_targets_law(letters: str) -> None:
-    engine = tree_engine(
-        letters,
-        BigramTree(bigrams()),
-        max_batch=256,
-        max_length=32,
-        max_waiting=10_000,
-        num_speculative_tokens=3,
-    )
-    observed = first_three(engine, 2000, temperature=1.6, top_k=4)
-    module = new_module("llama", seed=5, vocabulary=LETTERS, num_hidden_layers=1)
-    assert p_value(observed, exact_distribution(module, 1.6, 4, 1.0)) > 1e-3
-
-
-def test_a_request_gets_the_same_tokens_whatever_runs_beside_it(letters: str) -> None:
-    def run(*names: int) -> dict[str, tuple[int, ...]]:
-        engine = tree_engine(letters, BigramTree(bigrams()), max_batch=3, max_length=64)
-        return tokens(
-            engine,
-            *(
-                request(
-                    str(name),
-                    PROMPT[: 1 + name % 5],
-                    20,
-                    temperature=1.2 * (name != 4),
-                    seed=name,
-                    num_speculative_tokens=1 + name % 4,
-                )
-                for name in names
-            ),
-        )
-
-    together = run(*range(8))
-    assert all(run(name)[str(name)] == together[str(name)] for name in (3, 4, 6))
 
 
 def loader_of(model: Any, verification: Any = "token") -> DraftLoader:

@@ -145,35 +145,6 @@ def test_an_aborted_request_leaves_nothing_to_the_next_in_its_slot(
     check(drafted, Reference(distilled, load_target(targets / "llama")))
 
 
-def stale_features(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of decoded tokens the features are those of the step before."""
-    observe, before = ChainDrafter.observe, dict[tuple[int, ...], Tensor]()
-
-    def late(self: ChainDrafter, rows: RowState, features: Tensor, accepted: Tensor) -> None:
-        now = before.get(tuple(features.shape), features)
-        before[tuple(features.shape)] = features
-        observe(self, rows, now, accepted)
-
-    monkeypatch.setattr(ChainDrafter, "observe", late)
-
-
-def rejected_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is kept first of a place stays: that of a rejected token, too."""
-    observe, keep, written = ChainDrafter.observe, ChainModel.keep, set[int]()
-
-    def observe_all(self: ChainDrafter, rows: RowState, features: Tensor, accepted: Tensor) -> None:
-        observe(self, rows, features, rows.drafted)
-
-    def keep_first(self: ChainModel, features: Tensor, places: Tensor) -> None:
-        new = [index for index, place in enumerate(places.tolist()) if place not in written]
-        written.update(places.tolist())
-        if new:
-            keep(self, features[new], places[new])
-
-    monkeypatch.setattr(ChainDrafter, "observe", observe_all)
-    monkeypatch.setattr(ChainModel, "keep", keep_first)
-
-
 def chain_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Accepted places stay as the chain of drafts wrote them, from the head's own outputs."""
     draft = ChainDrafter.draft
@@ -208,8 +179,6 @@ def unread_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 DEFECTS = [
-    stale_features,
-    rejected_kept,
     chain_kept,
     never_forgotten,
     copied_as_it_is,

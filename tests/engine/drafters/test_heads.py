@@ -7,13 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from driftguard_engine.core import FinishedRequest
 from driftguard_engine.decode import placement
-from driftguard_engine.drafters.heads import HeadDrafter, ParallelDrafter
+from driftguard_engine.drafters.heads import ParallelDrafter
 from driftguard_engine.kernels.steps import RowState
-from driftguard_engine.models.chain_heads import ChainModel, ParallelModel
-from driftguard_engine.models.dflash import BlockModel
-from torch import Tensor
+from driftguard_engine.models.chain_heads import ParallelModel
 from transformers import Qwen3Config
 
 from tests.engine.core.eagle3_heads import load_target
@@ -71,56 +68,6 @@ def test_every_kind_of_target_gives_the_features(
     check(drafted, reference_of(tmp_path / "head", target))
 
 
-@pytest.mark.parametrize("kind", ["peagle", "dflash"])
-def test_a_prompt_that_begins_like_another_is_gone_on_with(
-    targets: Path, tmp_path: Path, drafted: list[Drafted], kind: str
-) -> None:
-    """In the slot of the other and in another one."""
-    target, shared = load_target(targets / "llama"), tuple(range(40, 64))
-    save_random(tmp_path / "head", kind, target)
-    engine = engine_of(targets / "llama", tmp_path / "head", kind)
-    prompts = [(*shared[:length], *behind) for length in (16, 24) for behind in ((1, 2), (3, 4))]
-    done: dict[str, FinishedRequest] = {}
-    for index, prompt in enumerate(prompts):  # one after another: in the slot that holds the beginning
-        done |= serve(engine, request(f"a{index}", prompt, 5))
-    done |= serve(engine, *(request(f"b{index}", prompt, 5) for index, prompt in enumerate(prompts)))
-    assert {each.reused_prompt_tokens for each in done.values()} >= {0, 16, 24}
-    check(drafted, reference_of(tmp_path / "head", target), least=40)
-
-
-def stale_features(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of decoded tokens the features are those of the step before."""
-    observe, before = HeadDrafter.observe, dict[tuple[int, ...], Tensor]()
-
-    def late(self: Any, rows: RowState, features: Tensor, accepted: Tensor) -> None:
-        now = before.get(tuple(features.shape), features)
-        before[tuple(features.shape)] = features
-        observe(self, rows, now, accepted)
-
-    monkeypatch.setattr(HeadDrafter, "observe", late)
-
-
-def rejected_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is kept first of a place stays: that of a rejected token, too."""
-    observe, written = HeadDrafter.observe, set[int]()
-
-    def observe_all(self: Any, rows: RowState, features: Tensor, accepted: Tensor) -> None:
-        observe(self, rows, features, rows.drafted)
-
-    def first_only(keep: Any) -> Any:
-        def keep_first(self: Any, features: Tensor, places: Tensor) -> None:
-            new = [index for index, place in enumerate(places.tolist()) if place not in written]
-            written.update(places.tolist())
-            if new:
-                keep(self, features[new], places[new])
-
-        return keep_first
-
-    monkeypatch.setattr(HeadDrafter, "observe", observe_all)
-    for model in (ChainModel, BlockModel):
-        monkeypatch.setattr(model, "keep", first_only(model.keep))
-
-
 def masks_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Accepted places stay as they were read with the mask."""
     draft = ParallelDrafter.draft
@@ -142,7 +89,6 @@ def not_masked(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("kind", "plant"),
     [
-        *((kind, plant) for kind in ("mtp", "peagle", "dflash") for plant in (stale_features, rejected_kept)),
         ("peagle", masks_left),
         ("peagle", not_masked),
     ],
