@@ -95,7 +95,8 @@ def distance_of_tokens(law: Law, target: TargetLaw) -> float:
     for runs, mass in law.items():
         ending[sum(runs, ())] += mass
     inner = {text[:length] for text in ending for length in range(len(text))}
-    found, waiting = 0.0, [((), ending.get((), 0.0), 1.0)]
+    waiting: list[tuple[Run, float, float]] = [((), ending.get((), 0.0), 1.0)]
+    found = 0.0
     while waiting:
         text, reached, expected = waiting.pop()
         if text not in inner:
@@ -138,7 +139,7 @@ def expected_law(drafted: Iterable[Drafted], target: TargetLaw, steps: int) -> L
                     yield longer, mass * (share - kept)
 
     found: Law = {(): 1.0}
-    ks = {(): 1}
+    ks: dict[tuple[Run, ...], int] = {(): 1}
     for _ in range(steps):
         following: Law = defaultdict(float)
         for runs, mass in found.items():

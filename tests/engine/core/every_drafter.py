@@ -6,7 +6,7 @@ import mmap
 import pickle
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import Pipe
@@ -96,14 +96,17 @@ def engine_of(letters: Path, name: str, **changes: Any) -> Engine:
         "ngram_min_tokens": 1,
         "suffix_min_match": 2,
     } | CASES.get(name, {})
-    made = {"installed": shown_drafter, "drawn_tree": lambda: BigramTree(bigrams(letters))}.get(name)
-    if made is not None:
+    made: dict[str, Callable[[], Drafter]] = {
+        "installed": shown_drafter,
+        "drawn_tree": lambda: BigramTree(bigrams(letters)),
+    }
+    if name in made:
         settings["drafter"] = "none"
     for part in ("draft", "corpus"):
         if part in settings:
             settings[part] = str(letters / settings[part])
     config = EngineConfig(str(letters / "target"), **settings | changes)
-    draft = None if made is None else LoadedDraft(DraftInfo(name, name, name), made())
+    draft = LoadedDraft(DraftInfo(name, name, name), made[name]()) if name in made else None
     return Engine(config, draft=draft)
 
 

@@ -22,9 +22,10 @@ from driftguard_engine.models.target_mtp import TargetMtpModel, read_target_mtp
 from safetensors.torch import load_file, save_file
 
 from tests.engine.core.eagle3_heads import load_target
+from tests.engine.core.engine_laws import exact_distribution, p_value
+from tests.engine.core.every_drafter import LETTERS, PROMPT
 from tests.engine.core.target_mtps import save_with_mtp
 from tests.engine.core.test_batch_independence import together
-from tests.engine.core.test_losslessness import LETTERS, PROMPT, exact_distribution, p_value
 from tests.engine.core.tiny import letter_tokenizer, request, save, serve, tokens
 
 LAYER = "model.layers.2."
@@ -72,7 +73,7 @@ def test_the_output_has_the_distribution_of_the_target(tmp_path: Path) -> None:
     assert sum(each.counts.accepted for each in done.values()) > 200
     found = p_value(
         Counter(each.output_token_ids[:3] for each in done.values()),
-        exact_distribution(load_target(directory), 1.0, 0, 1.0),
+        exact_distribution(load_target(directory)),
     )
     print(f"seeds 0 to 799: p-value {found:.3f}")
     assert found > 1e-3

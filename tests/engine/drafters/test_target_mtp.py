@@ -18,9 +18,9 @@ from driftguard_engine.models.target_mtp import FAMILIES, TargetMtp, TargetMtpMo
 from torch import Tensor
 
 from tests.engine.core.eagle3_heads import load_target
+from tests.engine.core.planted import stale_features
 from tests.engine.core.target_mtps import OfTarget, save_with_mtp
 from tests.engine.core.tiny import request, serve
-from tests.engine.drafters.test_heads import stale_features
 from tests.engine.drafters.watched import Drafted, check, traffic
 
 SERVED = ("deepseek_v3", "glm4_moe", "glm4_moe_lite")

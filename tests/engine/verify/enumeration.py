@@ -124,8 +124,8 @@ def law_of_steps(step: Steps, count: int, rule: Rule | None = None) -> dict[tupl
             waiting = [(waiting[row][0], known, waiting[row][2]) for row, known in decided.others]
         states = following
     law: dict[tuple[Run, ...], float] = defaultdict(float)
-    for (runs, known), mass in states.items():
-        law[runs] += mass * prod(high - low for _, (low, high) in known)
+    for (runs, parts), mass in states.items():
+        law[runs] += mass * prod(high - low for _, (low, high) in parts)
     return law
 
 
