@@ -54,10 +54,10 @@ def new(kind: str, target: PreTrainedModel, token_ids: torch.Tensor) -> Head:
     if kind == "eagle":
         return EagleHead(layer, config.num_hidden_layers, norms=True, bias=False)
     if kind == "peagle":
-        head = new_head(target, _FEATURES, token_ids, layer, mask)
+        parallel = new_head(target, _FEATURES, token_ids, layer, mask)
         begun = {name: each for name, each in _bundled().items() if name not in MAPS}
-        head.load_state_dict({"mask_hidden": head.mask_hidden} | begun)
-        return head
+        parallel.load_state_dict({"mask_hidden": parallel.mask_hidden} | begun)
+        return parallel
     of_kind: dict[str, Any] = {"block": _DRAFTS + 1, "drafts_at_first": False}
     if kind == "dspark":
         of_kind = {"block": _DRAFTS, "drafts_at_first": True, "markov_rank": 32}
