@@ -72,13 +72,22 @@ bench-engine: setup
 	$(BIN)/python engine/bench/bench_adaptive_k.py
 	$(BIN)/python engine/bench/bench_prefix.py
 
-# Spec-Bench's questions by every drafter, with and without it in turns: half an hour on a core that does nothing else.
-# QUESTIONS: the file data/spec_bench/question.jsonl of https://github.com/hemingkx/Spec-Bench. ARGS="--every 24" is quick.
+# Spec-Bench's questions by every drafter, with and without it in turns: an hour on a core that does nothing else, and the
+# first time another half for training what is not bundled, into build/heads. ARGS="--every 24" is quick.
+# QUESTIONS: the file data/spec_bench/question.jsonl of https://github.com/hemingkx/Spec-Bench.
 bench-drafters: setup
 	@test -n "$(QUESTIONS)" || { echo "QUESTIONS=question.jsonl of Spec-Bench is needed" >&2; exit 2; }
-	@mkdir -p build/spec_bench
-	@for method in draft_model eagle3 medusa streaming ngram suffix hybrid lookahead ssd mirror; do echo "$$method"; \
-		$(BIN)/python -m driftguard_engine.spec_bench "$(QUESTIONS)" --method $$method --threads 1 \
+	@mkdir -p build/spec_bench build/heads
+	$(BIN)/python engine/bench/make_heads.py eagle mtp peagle dflash dspark --output build/heads
+	@test -d build/heads/other || $(BIN)/python engine/bench/make_other_draft.py --output build/heads/other
+	@for method in draft_model eagle3 eagle mtp peagle dflash dspark medusa streaming ngram suffix hybrid lookahead ssd mirror tli slem; do \
+		case $$method in \
+			eagle|mtp|peagle|dflash|dspark) draft="--draft build/heads/$$method";; \
+			tli|slem) draft="--draft build/heads/other";; \
+			*) draft=;; \
+		esac; \
+		echo "$$method"; \
+		$(BIN)/python -m driftguard_engine.spec_bench "$(QUESTIONS)" --method $$method $$draft --threads 1 \
 			--output build/spec_bench/$$method.jsonl --baseline-output build/spec_bench/none.jsonl $(ARGS) || exit; done
 
 # Minutes on two cores. ARGS=--quick tries everything on too little traffic and writes nothing.

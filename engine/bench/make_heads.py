@@ -1,7 +1,8 @@
-"""Makes heads for the bundled target, each in some minutes on two cores:
+"""Makes heads for the bundled target, each in some minutes on two cores, those that are not there yet:
 `python engine/bench/make_heads.py mtp peagle --output DIRECTORY`.
 
 They learn Python and English as the bundled EAGLE-3 head does, on text and on the target's own continuations.
+That of P-EAGLE begins as the bundled one, which differs from it in the drafts behind the first alone.
 """
 
 from __future__ import annotations
@@ -13,17 +14,23 @@ from typing import Any, cast
 import torch
 from driftguard_engine.models.dflash_head import BlockConfig, BlockHead
 from driftguard_engine.models.fused_head import EagleHead, MtpHead
+from driftguard_engine.models.speculators import MAPS
 from driftguard_engine.options import BUNDLED
-from driftguard_training.heads import Head, frequent_tokens, head_loss, new_head, save_head
+from driftguard_training.heads import Head, head_loss, new_head, save_head
 from driftguard_training.model_directories import load_model
 from driftguard_training.pretraining import Schedule, train
 from driftguard_training.streams import batch, continuations, token_streams
+from safetensors.torch import load_file
 from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
 
 _SHARES = {"python": 0.3, "prose": 0.2, "continuations": 0.5}
 _FEATURES = (2, 5, 7)
-_VOCABULARY, _LENGTH, _ROWS, _DRAFTS = 1_024, 128, 8, 4
-KINDS = ("mtp", "eagle", "peagle", "dflash", "dspark")
+_LENGTH, _ROWS, _DRAFTS = 128, 8, 4
+STEPS = {"mtp": 300, "eagle": 200, "peagle": 300, "dflash": 300, "dspark": 300}
+
+
+def _bundled() -> dict[str, torch.Tensor]:
+    return load_file(BUNDLED / "eagle3" / "model.safetensors")
 
 
 def new(kind: str, target: PreTrainedModel, token_ids: torch.Tensor) -> Head:
@@ -47,7 +54,10 @@ def new(kind: str, target: PreTrainedModel, token_ids: torch.Tensor) -> Head:
     if kind == "eagle":
         return EagleHead(layer, config.num_hidden_layers, norms=True, bias=False)
     if kind == "peagle":
-        return new_head(target, _FEATURES, token_ids, layer, mask)
+        parallel = new_head(target, _FEATURES, token_ids, layer, mask)
+        begun = {name: each for name, each in _bundled().items() if name not in MAPS}
+        parallel.load_state_dict({"mask_hidden": parallel.mask_hidden} | begun)
+        return parallel
     of_kind: dict[str, Any] = {"block": _DRAFTS + 1, "drafts_at_first": False}
     if kind == "dspark":
         of_kind = {"block": _DRAFTS, "drafts_at_first": True, "markov_rank": 32}
@@ -61,41 +71,45 @@ def new(kind: str, target: PreTrainedModel, token_ids: torch.Tensor) -> Head:
     return head
 
 
-def make(kinds: list[str], output: Path, seed: int, steps: int) -> None:
+def make(kinds: list[str], output: Path, seed: int, given: int | None) -> None:
+    """given: how many steps each learns."""
     loaded = load_model(BUNDLED / "target", "target")
     target: PreTrainedModel = loaded.model
     tokenizer: Any = loaded.tokenizer
     streams = dict(token_streams(tokenizer, ("python", "prose"), "train"))
     streams |= continuations(target, streams, {"python": 0.6, "prose": 0.4}, 256, _LENGTH, seed)
-    frequent = frequent_tokens([*streams.values()], _VOCABULARY, loaded.vocabulary)
+    d2t = _bundled()["d2t"]
+    frequent = torch.arange(len(d2t)) + d2t
     for kind in kinds:
+        schedule = Schedule(given or STEPS[kind], learning_rate=4e-3, warmup_steps=50)
         token_ids = torch.arange(loaded.vocabulary) if kind in ("mtp", "eagle") else frequent
         torch.manual_seed(seed)
         head = new(kind, target, token_ids)
 
         def loss_at(
-            step: int, head: Head = head, token_ids: torch.Tensor = token_ids
+            step: int, head: Head = head, ids: torch.Tensor = token_ids, steps: int = schedule.steps
         ) -> tuple[torch.Tensor, dict[str, float]]:
             tokens = batch(streams, _SHARES, _ROWS, _LENGTH, seed, step)
             by = "lk-hybrid" if step < steps // 3 else "nla"
-            loss, accepted = head_loss(head, target, token_ids, tokens, _DRAFTS, by)  # type: ignore[arg-type]
+            loss, accepted = head_loss(head, target, ids, tokens, _DRAFTS, by)  # type: ignore[arg-type]
             return loss, {f"acceptance {place}": each for place, each in enumerate(accepted, 1)}
 
-        schedule = Schedule(steps, learning_rate=4e-3, warmup_steps=min(50, steps))
         checkpoint = output / f"{kind}.checkpoint"
         train(head, loss_at, schedule, checkpoint, kind)
-        save_head(output / kind, head, token_ids, torch.bfloat16, {"seed": seed, "steps": steps})
+        save_head(output / kind, head, token_ids, torch.bfloat16, {"seed": seed, "steps": schedule.steps})
         checkpoint.unlink()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kinds", nargs="+", choices=KINDS)
+    parser.add_argument("kinds", nargs="+", choices=STEPS)
     parser.add_argument("--output", type=Path, required=True, help="directory for a directory of each kind")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, help="without it as many as docs/drafters.md tells")
     arguments = parser.parse_args()
-    make(arguments.kinds, arguments.output, arguments.seed, arguments.steps)
+    missing = [kind for kind in arguments.kinds if not (arguments.output / kind).exists()]
+    if missing:
+        make(missing, arguments.output, arguments.seed, arguments.steps)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import driftguard_engine
@@ -97,6 +98,16 @@ def test_bundled_models_are_small_and_hold_no_pickles() -> None:
     assert {path.suffix or path.name for path in files} == {".json", ".safetensors", "SHA256SUMS"}
     tokenizers = [(BUNDLED / name / "tokenizer.json").read_bytes() for name in ("target", "draft")]
     assert tokenizers[0] == tokenizers[1]
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_bundled_directories_tell_the_recipe_that_makes_them(name: str) -> None:
+    told = json.loads((BUNDLED / name / "driftguard_training.json").read_text())
+    assert (told["seed"], told["recipe"]) == (0, json.loads(json.dumps(asdict(Recipe()))))
+    digests = _digests(BUNDLED / name)
+    del digests["SHA256SUMS"]
+    sums = "".join(f"{digest}  {file}\n" for file, digest in sorted(digests.items()))
+    assert (BUNDLED / name / "SHA256SUMS").read_text() == sums
 
 
 def test_bundled_models_load_and_speak_the_same_tokens() -> None:
