@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from starlette.types import Lifespan
 
 from driftguard.api import (
+    acceptance_series,
     alert_rules,
     captures,
     dashboards,
@@ -52,6 +53,7 @@ def http_application(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
         unrecorded,
         status,
         streams,
+        acceptance_series,
         held_streams,
         incidents,
         drafts,

@@ -305,6 +305,13 @@ def _observations(traffic: Sequence[StoredRecord]) -> ObservationBatch:
         concurrency=[record.concurrency for record in traffic],
         started_requests=[record.started_requests for record in traffic],
         first_position=[
-            first_counts(record.kind, record.first_drafted, record.first_accepted) for record in traffic
+            first_counts(
+                record.kind, _first(record.drafted_per_position), _first(record.accepted_per_position)
+            )
+            for record in traffic
         ],
     )
+
+
+def _first(counts: Sequence[int] | None) -> int | None:
+    return counts[0] if counts else None

@@ -17,7 +17,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from uuid import UUID, uuid4
 
@@ -31,6 +31,7 @@ from driftguard.pipeline import batch_fold, held
 from driftguard.pipeline.batch_fold import AfterFold, Outcome, Rules
 from driftguard.pipeline.state_cache import StateCache
 from driftguard.records import StreamKey
+from driftguard.records.positions import per_position
 from driftguard.settings import FalseAlarmScope
 from driftguard.status.fold_watch import FoldWatch
 from driftguard.store import folding, streams
@@ -61,6 +62,7 @@ class _Counts:
     drafted: int = 0
     accepted: int = 0
     emitted: int = 0
+    positions: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
 class Pipeline:
@@ -305,6 +307,10 @@ class Pipeline:
             counts.drafted += record.drafted
             counts.accepted += record.accepted
             counts.emitted += record.emitted
+            told = per_position(record.steps, record.drafted_per_position, record.accepted_per_position)
+            for position, (drafted, accepted) in enumerate(told, start=1):
+                before = counts.positions.get(position, (0, 0))
+                counts.positions[position] = (before[0] + drafted, before[1] + accepted)
         for (stream_id, segment, kind), counts in totals.items():
             self._metrics.traffic.count(stream_key(known[stream_id]), segment, kind, counts)
 
