@@ -78,15 +78,13 @@ def test_a_series_is_of_the_time_that_was_asked_for(database: Database, tmp_path
         answer = client.get(path, params=span).json()
         long_ago = [(until - timedelta(days=100, hours=hours)).isoformat() for hours in (1, 0)]
         old = client.get(path, params=dict(zip(("since", "until"), long_ago, strict=True))).json()
-        refusals = [
-            client.get(path, params=wrong)
-            for wrong in (
-                {"minutes": 5, **span},
-                {"since": (datetime.now(UTC) + timedelta(days=1)).isoformat()},
-                {"since": "2020-01-01T00:00Z"},
-                {"hours": 1},
-            )
+        wrong: list[dict[str, str]] = [
+            {"minutes": "5", **span},
+            {"since": (datetime.now(UTC) + timedelta(days=1)).isoformat()},
+            {"since": "2020-01-01T00:00Z"},
+            {"hours": "1"},
         ]
+        refusals = [client.get(path, params=each) for each in wrong]
     (total,) = [line for line in answer["lines"] if line["segment"] is None]
     assert [point["requests"] for point in total["points"]] == [25, 15]
     assert [datetime.fromisoformat(at) for at in answer["server_starts"]] == [NOW - timedelta(minutes=20)]

@@ -65,7 +65,11 @@ def stored(database: Database, tier: Tier) -> dict[tuple[datetime, str, str], Co
 
 def late_and_again(source: random.Random, now: datetime, seed: int) -> list[list[AcceptanceRecord]]:
     """Batches out of order in which records of the last 30 days come, some of them twice."""
-    told = ({}, {"drafted_per_position": None}, {"drafted_per_position": None, "accepted_per_position": None})
+    told: tuple[dict[str, object], ...] = (
+        {},
+        {"drafted_per_position": None},
+        {"drafted_per_position": None, "accepted_per_position": None},
+    )
     records = [
         make_records(1, seed=seed + number, segments=3, kind=kind, ended_at=now - age, **source.choice(told))[
             0
