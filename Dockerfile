@@ -8,7 +8,7 @@
 
 FROM python:3.12-slim-bookworm AS wheel
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY driftguard driftguard
 COPY driftguard_http driftguard_http
 COPY driftguard_vllm driftguard_vllm

@@ -17,6 +17,8 @@ DRAFT: Final = ("draft_version", "method")
 NAME: Final = "{{draft_version}} {{method}}"
 DRAFTED: Final = "driftguard_draft_tokens_total"
 ACCEPTED: Final = "driftguard_accepted_tokens_total"
+DRAFTED_AT: Final = "driftguard_draft_tokens_per_position_total"
+ACCEPTED_AT: Final = "driftguard_accepted_tokens_per_position_total"
 EMITTED: Final = "driftguard_emitted_tokens_total"
 STEPS: Final = "driftguard_steps_total"
 RECORDS: Final = "driftguard_records_total"
@@ -154,6 +156,17 @@ def _acceptance() -> list[Panel]:
             "Drafted tokens per verification: K, if every step drafts K.",
             (promql.ratio(DRAFTED, STEPS, *TRAFFIC, streams.SPECULATING, by=DRAFT), NAME),
             unit="short",
+        ),
+        panels.lines(
+            "Acceptance rate per position",
+            "Accepted fraction of the tokens at each position of a draft, of all segments together. Empty "
+            "where the records tell no positions.",
+            (
+                promql.ratio(ACCEPTED_AT, DRAFTED_AT, *CHOSEN, streams.TRAFFIC, by=(*DRAFT, "position")),
+                f"position {{{{position}}}} {NAME}",
+            ),
+            unit="percentunit",
+            width=24,
         ),
     ]
 

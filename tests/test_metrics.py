@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import pytest
@@ -24,6 +24,7 @@ class Counts:
     drafted: int = 120
     accepted: int = 80
     emitted: int = 110
+    positions: dict[int, tuple[int, int]] = field(default_factory=lambda: {1: (30, 26), 2: (30, 20)})
 
 
 def filled() -> Metrics:
@@ -45,6 +46,9 @@ def test_acceptance_is_a_ratio_of_two_counters_with_the_same_labels() -> None:
     assert registry.get_sample_value("driftguard_emitted_tokens_total", labels) == 110
     assert registry.get_sample_value("driftguard_steps_total", labels) == 30
     assert registry.get_sample_value("driftguard_records_total", labels) == 2
+    second = {**LABELS, "kind": "request", "position": "2"}
+    assert registry.get_sample_value("driftguard_draft_tokens_per_position_total", second) == 30
+    assert registry.get_sample_value("driftguard_accepted_tokens_per_position_total", second) == 20
 
 
 def test_streams_beyond_the_limit_are_counted_together_and_the_first_keep_their_counters() -> None:

@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from starlette.types import Lifespan
 
 from driftguard.api import (
+    acceptance_series,
     alert_rules,
     captures,
     dashboards,
@@ -29,6 +30,7 @@ from driftguard.api.openapi import install_openapi
 from driftguard.api.otlp import routes as otlp
 from driftguard.api.pages import reference, runbooks
 from driftguard.api.pages import routes as pages
+from driftguard.api.pages.errors import install_page_handlers
 from driftguard.api.problems import install_problem_handlers
 
 
@@ -45,6 +47,7 @@ def http_application(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
         generate_unique_id_function=lambda route: route.name,
     )
     install_problem_handlers(app)
+    install_page_handlers(app)
     for module in (
         ingest_records,
         list_records,
@@ -52,6 +55,7 @@ def http_application(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
         unrecorded,
         status,
         streams,
+        acceptance_series,
         held_streams,
         incidents,
         drafts,

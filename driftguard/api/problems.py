@@ -94,8 +94,8 @@ def install_problem_handlers(app: FastAPI) -> None:
     """Makes every error of `app` a problem document."""
     app.add_exception_handler(DriftGuardError, _known)
     app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(Exception, _unexpected)
+    app.add_exception_handler(HTTPException, http_problem)
+    app.add_exception_handler(Exception, unexpected_problem)
 
 
 async def _known(_request: Request, error: Exception) -> Response:
@@ -128,7 +128,7 @@ def _errors(error: RequestValidationError) -> list[dict[str, str | None]]:
     ]
 
 
-async def _http(request: Request, error: Exception) -> Response:
+async def http_problem(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 (registered for this class only)
     detail = str(error.detail)
     if detail == "There was an error parsing the body":  # FastAPI's message for bytes that are not text
@@ -144,6 +144,6 @@ async def _http(request: Request, error: Exception) -> Response:
     return problem_response(error.status_code, detail, headers=headers)
 
 
-async def _unexpected(request: Request, error: Exception) -> Response:
+async def unexpected_problem(request: Request, error: Exception) -> Response:
     _log.error("unexpected_error", method=request.method, path=request.url.path, exc_info=error)
     return problem_response(500, "an unexpected error; the sidecar's log has it", title="Internal error")

@@ -221,6 +221,17 @@ class StreamStatusModel(StreamInfo):
     in_service: bool
     draft_in_service: str
     acceptance: NowAndBaseline
+    acceptance_length: float | None = Field(
+        description="Emitted tokens per verification step in the last five minutes: 1 where no draft token "
+        "is accepted, at most K + 1. null where there was no step.",
+        examples=[3.4],
+    )
+    acceptance_per_position: list[float | None] = Field(
+        description="In the last five minutes, at the first 16 positions of a draft: accepted / drafted "
+        "there, or accepted / steps where the records do not tell how many were drafted there. Empty where "
+        "they tell no positions.",
+        examples=[[0.86, 0.75, 0.64, 0.55]],
+    )
     tokens_per_second: TokensPerSecond
     sample_size: int = Field(description="Requests, or windows of a counter, folded by the detector.")
     requests_missing: int = Field(

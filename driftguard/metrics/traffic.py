@@ -6,7 +6,7 @@ from typing import Protocol
 
 from prometheus_client import Gauge
 
-from driftguard.metrics.labels import OTHER, TRAFFIC
+from driftguard.metrics.labels import OTHER, STREAM, TRAFFIC
 from driftguard.metrics.series import Series
 from driftguard.records import StreamKey
 
@@ -19,6 +19,7 @@ class Counts(Protocol):
     drafted: int
     accepted: int
     emitted: int
+    positions: dict[int, tuple[int, int]]  # place in a draft, from 1 -> drafted, accepted
 
 
 class TrafficMetrics:
@@ -40,6 +41,18 @@ class TrafficMetrics:
         self.emitted_tokens = series.counter(
             "driftguard_emitted_tokens", "Tokens emitted: accepted plus bonus tokens.", *TRAFFIC
         )
+        at_position = (*STREAM, "kind", "position")
+        self.drafted_per_position = series.counter(
+            "driftguard_draft_tokens_per_position",
+            "Draft tokens offered at a position of the draft, from 1 to at most 16. Of records that tell how "
+            "many were accepted there; one that does not tell how many were offered counts its steps.",
+            *at_position,
+        )
+        self.accepted_per_position = series.counter(
+            "driftguard_accepted_tokens_per_position",
+            "Draft tokens that the target accepted at a position of the draft, of the same records.",
+            *at_position,
+        )
 
     def count(self, stream: StreamKey, segment: str, kind: str, counts: Counts) -> None:
         key = (stream.server, stream.target, stream.draft_version, stream.method)
@@ -49,6 +62,10 @@ class TrafficMetrics:
         self.draft_tokens.labels(*labels, kind).inc(counts.drafted)
         self.accepted_tokens.labels(*labels, kind).inc(counts.accepted)
         self.emitted_tokens.labels(*labels, kind).inc(counts.emitted)
+        for position, (drafted, accepted) in counts.positions.items():
+            at = (*labels[:-1], kind, str(position))
+            self.drafted_per_position.labels(*at).inc(drafted)
+            self.accepted_per_position.labels(*at).inc(accepted)
 
     def _counted_as(self, stream: tuple[str, ...], segment: str) -> tuple[str, ...]:
         """A counter must not restart while the process runs, so the first streams keep theirs."""

@@ -9,9 +9,10 @@ the database's, slow for everybody: it is held against the stream only where oth
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from operator import attrgetter
 
@@ -42,7 +43,7 @@ from driftguard.incidents.target_replaced import note_baseline
 from driftguard.pipeline import operator_decisions
 from driftguard.pipeline.operator_decisions import Decided
 from driftguard.pipeline.state_cache import StateCache
-from driftguard.records.positions import first_counts
+from driftguard.records.positions import first_counts, per_position
 from driftguard.settings import FalseAlarmScope
 from driftguard.status import streams_in_service
 from driftguard.store import incidents, streams
@@ -305,6 +306,42 @@ def _observations(traffic: Sequence[StoredRecord]) -> ObservationBatch:
         concurrency=[record.concurrency for record in traffic],
         started_requests=[record.started_requests for record in traffic],
         first_position=[
-            first_counts(record.kind, record.first_drafted, record.first_accepted) for record in traffic
+            first_counts(
+                record.kind, _first(record.drafted_per_position), _first(record.accepted_per_position)
+            )
+            for record in traffic
         ],
     )
+
+
+@dataclass(slots=True)
+class Counts:
+    """Of several records. `positions`: place in a draft, from 1 -> drafted, accepted."""
+
+    records: int = 0
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    emitted: int = 0
+    positions: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+
+def counted(records: Sequence[StoredRecord]) -> dict[tuple[int, str, str], Counts]:
+    """By stream, segment and kind."""
+    totals: dict[tuple[int, str, str], Counts] = defaultdict(Counts)
+    for record in records:
+        counts = totals[record.stream_id, record.segment, record.kind]
+        counts.records += 1
+        counts.steps += record.steps
+        counts.drafted += record.drafted
+        counts.accepted += record.accepted
+        counts.emitted += record.emitted
+        told = per_position(record.steps, record.drafted_per_position, record.accepted_per_position)
+        for position, (drafted, accepted) in enumerate(told, start=1):
+            before = counts.positions.get(position, (0, 0))
+            counts.positions[position] = (before[0] + drafted, before[1] + accepted)
+    return totals
+
+
+def _first(counts: Sequence[int] | None) -> int | None:
+    return counts[0] if counts else None

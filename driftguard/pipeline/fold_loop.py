@@ -17,7 +17,6 @@ from __future__ import annotations
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from uuid import UUID, uuid4
 
@@ -28,7 +27,7 @@ from driftguard.detection import DetectorConfig, DriftClosed, DriftOpened
 from driftguard.errors import DatabaseUnavailable
 from driftguard.metrics import Metrics
 from driftguard.pipeline import batch_fold, held
-from driftguard.pipeline.batch_fold import AfterFold, Outcome, Rules
+from driftguard.pipeline.batch_fold import AfterFold, Outcome, Rules, counted
 from driftguard.pipeline.state_cache import StateCache
 from driftguard.records import StreamKey
 from driftguard.settings import FalseAlarmScope
@@ -52,15 +51,6 @@ PROCESS_ID = uuid4()
 
 _PAGING = (DriftOpened, DriftClosed)
 log = structlog.get_logger(__name__)
-
-
-@dataclass(slots=True)
-class _Counts:
-    records: int = 0
-    steps: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    emitted: int = 0
 
 
 class Pipeline:
@@ -297,15 +287,7 @@ class Pipeline:
         self._count([record for each in outcome.changed for record in records[each]], known)
 
     def _count(self, records: Sequence[StoredRecord], known: Mapping[int, Stream]) -> None:
-        totals: dict[tuple[int, str, str], _Counts] = defaultdict(_Counts)
-        for record in records:
-            counts = totals[record.stream_id, record.segment, record.kind]
-            counts.records += 1
-            counts.steps += record.steps
-            counts.drafted += record.drafted
-            counts.accepted += record.accepted
-            counts.emitted += record.emitted
-        for (stream_id, segment, kind), counts in totals.items():
+        for (stream_id, segment, kind), counts in counted(records).items():
             self._metrics.traffic.count(stream_key(known[stream_id]), segment, kind, counts)
 
 

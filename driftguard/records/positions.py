@@ -16,10 +16,12 @@ fixed one, and a window is weighted by its number of draft tokens
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, Literal
 
 Positions = Literal["all", "first", "both"]  # both: some records by all, some by the first
+
+POSITIONS_SUMMED: Final = 16  # the first ones, in rollups and metrics
 
 ACCEPTANCE: Final[dict[Positions, str]] = {
     "all": "acceptance",
@@ -49,3 +51,13 @@ def combined(parts: Iterable[Positions]) -> Positions:
     """The positions of several records together; "all" for none."""
     found = set(parts)
     return found.pop() if len(found) == 1 else "both" if found else "all"
+
+
+def per_position(
+    steps: int, drafted: Sequence[int] | None, accepted: Sequence[int] | None
+) -> list[tuple[int, int]]:
+    """(drafted, accepted) at each of the first POSITIONS_SUMMED positions of one record; empty where it does
+    not tell how many were accepted there. Where it does not tell how many were drafted there, every step
+    counts, as in vLLM's own log."""
+    kept = (accepted or ())[:POSITIONS_SUMMED]
+    return list(zip([steps] * len(kept) if drafted is None else drafted, kept, strict=False))

@@ -50,6 +50,7 @@ def describe(session: Session, now: datetime, chosen: Sequence[Standing]) -> lis
             for stream_id, summary in folding.summaries(session, ids).items()
         },
         speeds=status_queries.speeds(session, now, ids),
+        lengths=status_queries.lengths(session, now, ids),
         retrains=status_queries.last_retrains(session),
         costs=cost_measurement.known(session, ids),
         parents=drafts.parents_in_service(session),
@@ -69,6 +70,7 @@ class _Facts:
 
     summaries: dict[int, StreamSummary]
     speeds: dict[int, dict[str, status_queries.SegmentSpeed]]
+    lengths: dict[int, status_queries.Lengths]
     retrains: dict[Place, RetrainRun]
     costs: dict[int, cost_measurement.Measured]
     parents: dict[tuple[str, str, str], str]  # server, target, version -> version
@@ -83,6 +85,7 @@ def _status(item: Standing, facts: _Facts) -> StreamStatus:
     now, baseline = _acceptances(summary)
     speeds = facts.speeds.get(stream.id, {})
     now_speed, baseline_speed = _speeds(speeds, incident if verdict == "degraded" else None)
+    length = facts.lengths.get(stream.id)
     measured = facts.costs.get(stream.id)
     promoted = facts.watched.get((stream.server, stream.target, stream.draft_version))
     found = StreamStatus(
@@ -98,6 +101,10 @@ def _status(item: Standing, facts: _Facts) -> StreamStatus:
         baseline=baseline,
         tokens_per_second_now=now_speed,
         tokens_per_second_baseline=baseline_speed,
+        acceptance_length=length.emitted / length.steps if length else None,
+        acceptance_per_position=[
+            kept / offered if offered else None for offered, kept in (length.positions if length else ())
+        ],
         cost_percent=cost_percent(incident) if verdict == "degraded" and incident else None,
         sample_size=summary.requests if summary else 0,
         requests_missing=_missing(summary),

@@ -31,6 +31,8 @@ class StreamStatus:
     baseline: Acceptance | None
     tokens_per_second_now: float | None
     tokens_per_second_baseline: float | None
+    acceptance_length: float | None  # emitted tokens a step, in the last five minutes
+    acceptance_per_position: Sequence[float | None]  # in these minutes; empty where it is not told
     cost_percent: float | None  # of the tokens per second, while degraded
     sample_size: int  # requests folded
     requests_missing: int  # until the first segment is watched

@@ -47,6 +47,8 @@ class RollupRow(msgspec.Struct, frozen=True):
     emitted: int
     output_tokens: int
     acceptance_buckets: list[int]
+    drafted_per_position: list[int] | None
+    accepted_per_position: list[int] | None
     time_per_output_token_sum: float
     time_per_output_token_count: int
     time_to_first_token_sum: float

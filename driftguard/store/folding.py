@@ -63,15 +63,11 @@ class StoredRecord(NamedTuple):
     time_per_output_token_seconds: float | None
     concurrency: int | None
     started_requests: int | None  # in a window
-    first_drafted: int | None  # at the first position; None where the record does not tell
-    first_accepted: int | None
+    drafted_per_position: list[int] | None  # None where the record does not tell
+    accepted_per_position: list[int] | None
 
 
-_STORED = (
-    *(getattr(Record, name) for name in StoredRecord._fields[:-2]),
-    Record.drafted_per_position[1],  # SQL counts from 1
-    Record.accepted_per_position[1],
-)
+_STORED = tuple(getattr(Record, name) for name in StoredRecord._fields)
 
 
 def read_after(session: Session, seq: int, *, limit: int) -> list[StoredRecord]:

@@ -403,12 +403,16 @@ def opened_by_detector(session: Session) -> list[tuple[int, IncidentEvidence]]:
     return [(row.stream_id, row.evidence) for row in session.execute(query)]
 
 
-def in_window(session: Session, stream_ids: Sequence[int], since: datetime) -> list[Incident]:
-    """Incidents of these streams whose change point or opening lies at or after `since`, oldest first."""
+def in_window(
+    session: Session, stream_ids: Sequence[int], since: datetime, until: datetime
+) -> list[Incident]:
+    """Incidents of these streams that began before `until` and were not resolved before `since`, oldest
+    first."""
     return list(
         session.scalars(
             select(Incident)
-            .where(Incident.stream_id.in_(stream_ids), Incident.opened_at >= since)
+            .where(Incident.stream_id.in_(stream_ids), Incident.change_point_at < until)
+            .where(Incident.resolved_at.is_(None) | (Incident.resolved_at >= since))
             .order_by(Incident.opened_at)
         )
     )

@@ -11,7 +11,9 @@ from psycopg import Connection as PsycopgConnection
 from sqlalchemy.orm import Session
 
 from driftguard.records import AcceptanceRecord, StreamKey
+from driftguard.records.positions import POSITIONS_SUMMED
 from driftguard.store.partitions import ensure_days, take_ingest_lock
+from driftguard.store.rollup_tiers import DRAFTED_THERE
 from driftguard.store.streams import StreamRegistry
 from driftguard.store.tables import ACCEPTANCE_BUCKETS
 
@@ -55,23 +57,46 @@ _SUMS = ("records", "steps", "drafted", "accepted", "emitted", "output_tokens")
 _TIMES = tuple(
     f"{name}_{part}" for name in ("time_per_output_token", "time_to_first_token") for part in ("sum", "count")
 )
+_SUMMED_TIMES = tuple(
+    f"coalesce({part}({name}_seconds), 0) AS {name}_{part}"
+    for name in ("time_per_output_token", "time_to_first_token")
+    for part in ("sum", "count")
+)
 _ADDED = ", ".join(f"{name} = r.{name} + excluded.{name}" for name in _SUMS + _TIMES)
+_BY_POSITION = ("drafted_per_position", "accepted_per_position")
+_PLACES = range(1, POSITIONS_SUMMED + 1)
+_PER_POSITION = tuple(
+    f"(ARRAY[{', '.join(f'sum({there.format(place)})' for place in _PLACES)}]::bigint[])"
+    f"[1:max(cardinality(accepted_per_position))] AS {name}"
+    for name, there in zip(_BY_POSITION, (DRAFTED_THERE, "accepted_per_position[{0}]"), strict=True)
+)
+
+
+def _summed(name: str, most: int) -> str:
+    """Of arrays that may differ in length, or be null: their sums place by place."""
+    places = ", ".join(f"sum({name}[{place}])" for place in range(1, most + 1))
+    return f"(ARRAY[{places}]::bigint[])[1:max(cardinality({name}))]"
+
+
+def _both(name: str) -> str:
+    """The same for what a rollup has and what is added; null where both are."""
+    return f"""{name} =
+    (SELECT array_agg(coalesce(a, 0) + coalesce(b, 0) ORDER BY place)
+     FROM unnest(r.{name}, excluded.{name}) WITH ORDINALITY AS both_(a, b, place))"""  # noqa: S608 (constants only)
 
 
 def _added_to(table: str, unit: str) -> str:
-    """The INSERT that adds `fresh` to one tier of the rollups."""
+    """The INSERT that adds the minutes of `fresh` to one tier of the rollups."""
     return f"""
-  INSERT INTO {table} AS r (minute, stream_id, segment, kind, {", ".join(_SUMS)}, acceptance_buckets,
-    {", ".join(_TIMES)})
-  SELECT date_trunc('{unit}', ended_at, 'UTC'), stream_id, segment, kind,
-    count(*), sum(steps), sum(drafted), sum(accepted), sum(emitted), coalesce(sum(output_tokens), 0),
-    ARRAY[{_BUCKETS}],
-    coalesce(sum(time_per_output_token_seconds), 0), count(time_per_output_token_seconds),
-    coalesce(sum(time_to_first_token_seconds), 0), count(time_to_first_token_seconds)
-  FROM fresh GROUP BY 1, 2, 3, 4
-  ON CONFLICT (minute, stream_id, segment, kind) DO UPDATE SET {_ADDED}, acceptance_buckets =
-    (SELECT array_agg(a + b ORDER BY place)
-     FROM unnest(r.acceptance_buckets, excluded.acceptance_buckets) WITH ORDINALITY AS both_(a, b, place))
+  INSERT INTO {table} AS r (minute, stream_id, segment, kind, {", ".join(_SUMS + _TIMES)}, acceptance_buckets,
+    {", ".join(_BY_POSITION)})
+  SELECT date_trunc('{unit}', minute, 'UTC'), stream_id, segment, kind,
+    {", ".join(f"sum({name})" for name in _SUMS + _TIMES)},
+    {_summed("acceptance_buckets", ACCEPTANCE_BUCKETS)},
+    {", ".join(_summed(name, POSITIONS_SUMMED) for name in _BY_POSITION)}
+  FROM minutes GROUP BY 1, 2, 3, 4
+  ON CONFLICT (minute, stream_id, segment, kind) DO UPDATE SET {_ADDED},
+    {", ".join(_both(name) for name in ("acceptance_buckets", *_BY_POSITION))}
 """  # noqa: S608 (constants only)
 
 
@@ -101,6 +126,13 @@ WITH staged AS (
 ), stored AS (
   INSERT INTO records (seq, {_RECORD_COLUMNS})
   SELECT nextval('records_seq'), {_RECORD_COLUMNS} FROM (SELECT * FROM fresh ORDER BY ordinal) arrived
+), minutes AS MATERIALIZED (
+  SELECT date_trunc('minute', ended_at, 'UTC') AS minute, stream_id, segment, kind,
+    count(*) AS records, {", ".join(f"coalesce(sum({name}), 0) AS {name}" for name in _SUMS[1:])},
+    ARRAY[{_BUCKETS}] AS acceptance_buckets,
+    {", ".join(_PER_POSITION)},
+    {", ".join(_SUMMED_TIMES)}
+  FROM fresh GROUP BY 1, 2, 3, 4
 ), per_minute AS ({_added_to("rollups_1m", "minute")}
 ), per_hour AS ({_added_to("rollups_1h", "hour")}
 ), per_day AS ({_added_to("rollups_1d", "day")}

@@ -9,6 +9,12 @@ from typing import Final, Literal
 from driftguard.settings import RetentionSettings
 from driftguard.store.tables import DailyRollup, HourlyRollup, Rollup, RollupTier
 
+# Of a record that tells how many draft tokens were accepted at a position: how many were drafted there; where
+# it does not tell that, its steps (driftguard.records.positions.per_position).
+DRAFTED_THERE: Final = (
+    "CASE WHEN accepted_per_position[{0}] IS NOT NULL THEN coalesce(drafted_per_position[{0}], steps) END"
+)
+
 Resolution = Literal["minute", "hour", "day"]
 
 

@@ -12,6 +12,7 @@ from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.orm import Session
 
 from driftguard.records.documents.retraining_run import Watch
+from driftguard.records.positions import POSITIONS_SUMMED
 from driftguard.store.tables import Draft, Incident, RetrainRun, Rollup, Stream
 
 RECENT = timedelta(minutes=5)
@@ -59,6 +60,34 @@ def speeds(session: Session, now: datetime, stream_ids: Sequence[int]) -> dict[i
         found[stream_id][segment] = SegmentSpeed(
             Speed(int(now_count), float(now_seconds)), Speed(int(then_count), float(then_seconds))
         )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Of the last five minutes. `positions`: drafted and accepted at the first positions; empty: not told."""
+
+    steps: int
+    emitted: int
+    positions: tuple[tuple[int, int], ...]
+
+
+def lengths(session: Session, now: datetime, stream_ids: Sequence[int]) -> dict[int, Lengths]:
+    """stream id -> how far its steps came, of those that had any."""
+    places = range(1, POSITIONS_SUMMED + 1)
+    drafted = [func.sum(Rollup.drafted_per_position[place]) for place in places]
+    accepted = [func.sum(Rollup.accepted_per_position[place]) for place in places]
+    query = (
+        select(Rollup.stream_id, func.sum(Rollup.steps), func.sum(Rollup.emitted), *drafted, *accepted)
+        .where(_of(stream_ids), Rollup.minute >= now - RECENT, Rollup.kind != "probe")
+        .group_by(Rollup.stream_id)
+        .having(func.sum(Rollup.steps) > 0)
+    )
+    found = {}
+    for stream_id, steps, emitted, *sums in session.execute(query):
+        pairs = zip(sums[:POSITIONS_SUMMED], sums[POSITIONS_SUMMED:], strict=True)
+        told = tuple((int(offered or 0), int(kept)) for offered, kept in pairs if kept is not None)
+        found[stream_id] = Lengths(int(steps), int(emitted), told)
     return found
 
 

@@ -137,7 +137,10 @@ class RollupTier(Base):
     """Sums over the records of one segment that ended within one minute, hour or day of UTC.
 
     `minute` is the first minute of it. acceptance_buckets counts requests by accepted/drafted in steps of
-    1/20. The ingest adds each record to all three tiers, so that none has to be made of another.
+    1/20. The ingest adds each record to all three tiers, so that none has to be made of another. The counts
+    per position are of the first POSITIONS_SUMMED positions and of the records that tell how many were
+    accepted there; a record that does not tell how many were drafted there counts its steps. Null: no record
+    told positions.
     """
 
     __abstract__ = True
@@ -153,6 +156,8 @@ class RollupTier(Base):
     emitted: Mapped[int]
     output_tokens: Mapped[int]
     acceptance_buckets: Mapped[list[int]]
+    drafted_per_position: Mapped[list[int] | None]
+    accepted_per_position: Mapped[list[int] | None]
     time_per_output_token_sum: Mapped[float]
     time_per_output_token_count: Mapped[int]
     time_to_first_token_sum: Mapped[float]

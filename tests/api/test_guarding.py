@@ -234,7 +234,7 @@ def test_an_answer_is_compressed_only_for_whom_that_is_acceptable(
     assert b"driftguard_database_up" in answer.content
 
 
-@pytest.mark.parametrize("name", ["plotly.min.js", "style.css"])
+@pytest.mark.parametrize("name", ["uPlot.js", "style.css"])
 def test_a_file_that_a_browser_has_is_not_sent_again_compressed_or_not(
     database: Database, tmp_path: Path, name: str
 ) -> None:

@@ -130,7 +130,8 @@ def test_a_series_adds_up_to_the_records_at_any_width(client: httpx.Client, minu
         assert sum(point["drafted"] for point in line["points"]) == sum(r.drafted for r in mine)
         assert sum(point["accepted"] for point in line["points"]) == sum(r.accepted for r in mine)
         point = line["points"][0]
-        assert point["acceptance"] == pytest.approx(point["accepted"] / point["drafted"])
+        assert point["acceptance"] == pytest.approx(point["accepted"] / point["drafted"], abs=1e-6)
+        assert point["acceptance_length"] == pytest.approx(point["emitted"] / point["steps"], abs=1e-6)
 
 
 def test_an_unknown_stream_is_a_problem_that_names_it(client: httpx.Client) -> None:

@@ -68,7 +68,8 @@ def test_the_wheel_brings_its_pages_runbooks_and_migrations(sidecar: httpx.Clien
     assert "<title>" in sidecar.get("/").text
     for file in (ROOT / "driftguard" / "api" / "pages" / "static").iterdir():
         assert sidecar.get(f"/static/{file.name}").content == file.read_bytes()
-    assert sidecar.get("/static/plotly.min.js").status_code == 200
+    assert "Leon Sorokin" in sidecar.get("/static/uPlot.js").text[:200]
+    assert "Permission is hereby granted" in sidecar.get("/static/uPlot.LICENSE.txt").text
     for file in (ROOT / "alerts" / "runbooks").iterdir():
         assert sidecar.get(f"/runbooks/{file.name}").text == file.read_text(encoding="utf-8")
         assert sidecar.get(f"/runbooks/{file.stem}").status_code == 200

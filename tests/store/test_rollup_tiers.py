@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import text
 
 from driftguard.records import AcceptanceRecord
+from driftguard.records.positions import per_position
 from driftguard.settings import RetentionSettings
 from driftguard.store import export_rows, series
 from driftguard.store.database import Database
@@ -40,6 +41,10 @@ def expected(
             sums[name] += getattr(record, name) or 0
         bucket = min(record.accepted * ACCEPTANCE_BUCKETS // record.drafted, ACCEPTANCE_BUCKETS - 1)
         sums[f"bucket {bucket}"] += 1
+        told = per_position(record.steps, record.drafted_per_position, record.accepted_per_position)
+        for place, (drafted, kept) in enumerate(told):
+            sums[f"drafted {place}"] += drafted
+            sums[f"accepted {place}"] += kept
     return found
 
 
@@ -51,6 +56,8 @@ def stored(database: Database, tier: Tier) -> dict[tuple[datetime, str, str], Co
             {"records": row.records}
             | {name: getattr(row, name) for name in SUMS}
             | {f"bucket {place}": count for place, count in enumerate(row.acceptance_buckets) if count}
+            | {f"drafted {place}": count for place, count in enumerate(row.drafted_per_position or ())}
+            | {f"accepted {place}": count for place, count in enumerate(row.accepted_per_position or ())}
         )
         for _, row in rows
     }
@@ -58,8 +65,15 @@ def stored(database: Database, tier: Tier) -> dict[tuple[datetime, str, str], Co
 
 def late_and_again(source: random.Random, now: datetime, seed: int) -> list[list[AcceptanceRecord]]:
     """Batches out of order in which records of the last 30 days come, some of them twice."""
+    told: tuple[dict[str, object], ...] = (
+        {},
+        {"drafted_per_position": None},
+        {"drafted_per_position": None, "accepted_per_position": None},
+    )
     records = [
-        make_records(1, seed=seed + number, segments=3, kind=kind, ended_at=now - age)[0]
+        make_records(1, seed=seed + number, segments=3, kind=kind, ended_at=now - age, **source.choice(told))[
+            0
+        ]
         for number in range(60)
         for age in [timedelta(days=30) * source.random() ** 4]
         for kind in [source.choice(("request", "request", "probe"))]

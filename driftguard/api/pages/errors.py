@@ -5,13 +5,45 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from fastapi import Request, Response
+import msgspec
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
 
 from driftguard.api.pages.rendering import render
-from driftguard.api.problems import headers_of, invalid_fields
+from driftguard.api.problems import headers_of, http_problem, invalid_fields, unexpected_problem
 from driftguard.errors import BadInput, DriftGuardError
+
+
+def install_page_handlers(app: FastAPI) -> None:
+    """Makes what no route answers a page too, where a browser asks for one."""
+    app.add_exception_handler(HTTPException, _no_route)
+    app.add_exception_handler(Exception, _unexpected)
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    answer = await http_problem(request, error)
+    return _shown(answer) if _wants_page(request) else answer
+
+
+async def _unexpected(request: Request, error: Exception) -> Response:
+    answer = await unexpected_problem(request, error)
+    return _shown(answer) if _wants_page(request) else answer
+
+
+def _wants_page(request: Request) -> bool:
+    return "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/api/")
+
+
+def _shown(problem: Response) -> Response:
+    """A problem document as a page."""
+    told = msgspec.json.decode(problem.body)
+    page = render("problem.html", title=told["title"], detail=told["detail"], retry_seconds=None)
+    page.status_code = problem.status_code
+    if "allow" in problem.headers:
+        page.headers["Allow"] = problem.headers["allow"]
+    return page
 
 
 class PageRoute(APIRoute):

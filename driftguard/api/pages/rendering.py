@@ -18,12 +18,16 @@ from driftguard.detection.state.columns import SECONDS_PER_DAY
 from driftguard.incidents.message import clock
 
 _TEMPLATES: Final = Path(__file__).parent / "templates"
+_CLOCK: Final = re.compile(r"(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d) UTC")
+_TONES: Final = {
+    "bad": "degraded cannot_be_judged drafting_stopped speculation_loses open failed rolled_back",
+    "warn": "insufficient_data relearning stale acknowledged mitigating recovered_in_part rejected",
+}
 _COMMAND: Final = re.compile(r"`([^`]*)`")
-# Plotly sets styles on its elements; everything else is loaded from this server only.
 _SECURITY: Final = {
     "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; "
-        "img-src 'self' data: blob:; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "img-src 'self' data:; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -48,10 +52,13 @@ def _environment() -> Environment:
     )
     environment.filters.update(
         time=_time,
+        timed=_timed,
+        tone=_tone,
         age=_age,
         took=_took,
         seconds=_seconds,
         rate=_rate,
+        length_of=_length,
         signed=_signed,
         number=_number,
         percent=_percent,
@@ -66,8 +73,23 @@ def _environment() -> Environment:
     return environment
 
 
-def _time(at: datetime | None) -> str:
-    return clock(at.astimezone(UTC)) if at else "–"
+def _time(at: datetime | None) -> str | Markup:
+    """An element that page.js can show in local time."""
+    if at is None:
+        return "–"
+    return Markup('<time datetime="{}">{}</time>').format(
+        at.astimezone(UTC).isoformat(), clock(at.astimezone(UTC))
+    )
+
+
+def _timed(text: str) -> Markup:
+    """A sentence whose times are such elements."""
+    return Markup(_CLOCK.sub(r'<time datetime="\1T\2Z">\g<0></time>', str(escape(text))))  # noqa: S704 (escaped before)
+
+
+def _tone(word: str) -> str:
+    """Of a verdict or a state: the colour of the page's icon."""
+    return next((tone for tone, words in _TONES.items() if word in words.split()), "good")
 
 
 def _age(at: datetime, now: datetime) -> str:
@@ -85,6 +107,10 @@ def _seconds(value: float | None) -> str:
 
 def _rate(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
+
+
+def _length(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
 
 
 def _signed(value: float) -> str:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from functools import cache
-from importlib.util import find_spec
+from functools import reduce
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlencode
 from uuid import UUID
 
+import structlog
 from fastapi import APIRouter, Depends, Header, Query, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse, HTMLResponse
@@ -28,23 +30,28 @@ from driftguard.api.incident_models import IncidentModel
 from driftguard.api.incidents import detail
 from driftguard.api.pages.errors import PageRoute
 from driftguard.api.pages.rendering import render
+from driftguard.api.pages.timeline import timeline
 from driftguard.api.retraining import RunModel, get_retrain_run
 from driftguard.api.status import Places, models_of, source_models
-from driftguard.api.status_models import Rate
+from driftguard.api.status_models import Rate, StreamStatusModel
 from driftguard.api.streams import decode, matching
 from driftguard.errors import NotFound
 from driftguard.metrics.labels import StreamVerdict
 from driftguard.retraining.promotion.watch import against
+from driftguard.settings.loading import describe_settings
+from driftguard.settings.secrets import secrets_of
 from driftguard.status import stream_list, unrecorded
 from driftguard.status.stream_list import Choice, Order
 from driftguard.status.verdict import WORST_FIRST, Standing, standings
 from driftguard.store import drafts, folding, incidents, retrain_runs, sources, streams
+from driftguard.store.keys import list_keys
 from driftguard.store.row_filter import RowFilter
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 AnyContext = Annotated[Context, Depends(get_context)]
 
 STREAMS_SHOWN: Final = 100  # on a page
+STREAMS_ON_WALL: Final = 500
 SHOWN: Final = 20  # incidents or drafts on a page; the API has the rest
 RUNS_SHOWN: Final = 50
 _ALARMING: Final = ("degraded", "cannot_be_judged", "stale", "drafting_stopped", "speculation_loses")
@@ -61,6 +68,8 @@ _HERE: Final = Path(__file__).parent
 _CACHED: Final = {"Cache-Control": "public, max-age=3600"}
 _CHECKED: Final = {"Cache-Control": "no-cache"}
 _STATIC: Final = ("style.css", "page.js", "chart.js")
+_UPLOT: Final = ("uPlot.js", "uPlot.css", "uPlot.LICENSE.txt")  # the build brings them
+log = structlog.get_logger(__name__)
 
 
 class FleetQuery(BaseModel):
@@ -69,7 +78,14 @@ class FleetQuery(BaseModel):
     q: str = Field("", max_length=256)
     verdict: Literal[StreamVerdict, ""] = ""
     sort: Order = "verdict"
+    group: Literal["", "target", "server"] = ""
+    view: Literal["", "wall"] = ""
     cursor: str = ""
+
+    @property
+    def narrowed(self) -> bool:
+        """Whether the page is another than at first."""
+        return self != FleetQuery(cursor=self.cursor)
 
 
 @router.get("/")
@@ -119,16 +135,26 @@ def _shown(
     watched = [item for item in chosen if _is_watched(item)]
     others = [item for item in chosen if not _is_watched(item)]
     after = decode(query.cursor, query.sort)
-    page, last = stream_list.page(watched, query.sort, STREAMS_SHOWN, after)
+    most = STREAMS_ON_WALL if query.view == "wall" else STREAMS_SHOWN
+    page, last = stream_list.page(watched, query.sort, most, after)
     models = models_of(session, now, [*page, *others[:STREAMS_SHOWN]], places)
     return {
         "total": len(found),
         "matching": len(watched),
         "serving": models[: len(page)],
+        "groups": _groups(models[: len(page)], query.group),
         "next_page": f"?{urlencode({**query.model_dump(), 'cursor': encode_cursor(last)})}" if last else None,
         "others": len(others),
         "unwatched": models[len(page) :],
     }
+
+
+def _groups(shown: Sequence[StreamStatusModel], by: str) -> list[tuple[str, list[StreamStatusModel]]]:
+    """By the name of the target or server, in the order of their first streams; one without a name: all."""
+    groups: dict[str, list[StreamStatusModel]] = {}
+    for stream in shown:
+        groups.setdefault(getattr(stream, by) if by else "", []).append(stream)
+    return list(groups.items())
 
 
 @router.get("/streams/{stream_id}")
@@ -172,14 +198,16 @@ def incident_page(incident_id: UUID, context: AnyContext) -> HTMLResponse:
     with context.database.session() as session:
         incident = detail(session, incident_id, context)
         history = _drafts(session, incident.stream.server, incident.stream.target)
+        runs = [RunModel.model_validate(run) for run in retrain_runs.of_incident(session, incident_id)]
         return render(
             "incident.html",
+            timeline=timeline(incident, runs, history),
             incident=incident,
             baselines={
                 segment.segment: asdict(segment.before) if segment.after.positions == "all" else None
                 for segment in incident.segments
             },
-            runs=[RunModel.model_validate(run) for run in retrain_runs.of_incident(session, incident_id)],
+            runs=runs,
             **_deciding(context, incident.stream.server, history),
         )
 
@@ -197,16 +225,48 @@ def run_page(run_id: UUID, context: AnyContext) -> HTMLResponse:
     return render("run.html", run=get_retrain_run(run_id, context), against=against)
 
 
+@router.get("/configuration")
+def configuration_page(context: AnyContext) -> HTMLResponse:
+    """The settings, with their secrets masked, and the names of the keys."""
+    masked = secrets_of(context.settings).masked
+    settings = [
+        {
+            "name": name,
+            "value": masked(_told(value)),
+            "default": default,
+            "meaning": meaning,
+            "changed": changed,
+        }
+        for name, default, meaning in describe_settings()
+        for value in [reduce(getattr, name.split("."), context.settings)]
+        for changed in [value != default]
+    ]
+    with context.database.session() as session:
+        return render(
+            "configuration.html",
+            settings=settings,
+            keys=list_keys(session),
+            version=version("driftguard-llm"),
+        )
+
+
+def _told(value: object) -> str:
+    """A setting's value; of a list of groups what differs from their defaults."""
+    if isinstance(value, list | tuple) and value and isinstance(value[0], BaseModel):
+        return json.dumps([one.model_dump(mode="json", exclude_defaults=True) for one in value])
+    return str(value)
+
+
 @router.get("/static/{name}")
 def static_file(name: str, if_none_match: Annotated[str, Header(include_in_schema=False)] = "") -> Response:
     """Its ETag is weak: it is the same with and without compression. 304: the browser already has the
     file."""
-    if name == "plotly.min.js":
-        path, headers = _plotly(), _CACHED
-    elif name in _STATIC:
-        path, headers = _HERE / "static" / name, _CHECKED
-    else:
+    if name not in _STATIC and name not in _UPLOT:
         raise NotFound(f"/static/{name}: not found")
+    path, headers = _HERE / "static" / name, _CACHED if name in _UPLOT else _CHECKED
+    if not path.is_file():
+        log.error("a file of the pages is missing, so that they have no charts", file=str(path))
+        raise NotFound(f"{name}: this installation of DriftGuard is not complete; install it again")
     file = FileResponse(path, headers=headers, stat_result=path.stat())
     tag = file.headers["etag"]
     file.headers["etag"] = f"W/{tag}"
@@ -214,18 +274,6 @@ def static_file(name: str, if_none_match: Annotated[str, Header(include_in_schem
     if known & {tag, "*"}:
         return Response(status_code=304, headers={**headers, "ETag": f"W/{tag}", "Vary": "Accept-Encoding"})
     return file
-
-
-@cache
-def _plotly() -> Path:
-    """plotly.min.js of the installed package, found without importing it: the import costs memory."""
-    spec = find_spec("plotly")
-    places = spec.submodule_search_locations if spec else None
-    for place in places or ():
-        file = Path(place) / "package_data" / "plotly.min.js"
-        if file.is_file():
-            return file
-    raise NotFound("plotly.min.js: the plotly package is not installed completely; the page has no chart")
 
 
 def _is_watched(item: Standing) -> bool:

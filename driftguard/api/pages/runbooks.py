@@ -12,10 +12,11 @@ from markdown_it import MarkdownIt
 from markupsafe import Markup
 
 from driftguard.api.context import Context, get_context
+from driftguard.api.pages.errors import PageRoute
 from driftguard.api.pages.rendering import render
 from driftguard.errors import NotFound
 
-router = APIRouter(include_in_schema=False)
+router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
 MARKDOWN = ".md"
 
@@ -44,7 +45,8 @@ def _html(text: str) -> Markup:
         for part in token.children or ():
             if part.type == "link_open":
                 part.attrSet("href", str(part.attrGet("href")).removesuffix(MARKDOWN))
-    return Markup(_markdown().renderer.render(tokens, _markdown().options, {}))  # noqa: S704 (HTML is off)
+    shown = _markdown().renderer.render(tokens, _markdown().options, {})
+    return Markup(shown.replace("<pre>", '<pre tabindex="0">'))  # noqa: S704 (HTML is off); wide ones scroll
 
 
 @cache

@@ -62,12 +62,11 @@ def scene(fleet_of_all: Scene) -> Scene:
 def open_page(browser: Browser) -> Iterator[Opener]:
     """Opens a URL in a window of its own; an error that the browser reports fails the test at its end.
 
-    `allowed`: a part of an error message that the test expects, such as a 401. `chart`: False draws no chart,
-    because the library takes seconds on a busy machine.
+    `allowed`: a part of an error message that the test expects, such as a 401.
     """
     contexts, complaints, is_over = [], [], False
 
-    def opened(url: str, *, allowed: str = "\0", chart: bool = True, **options: Any) -> Page:
+    def opened(url: str, *, allowed: str = "\0", **options: Any) -> Page:
         context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
         contexts.append(context)
         page = context.new_page()
@@ -88,8 +87,6 @@ def open_page(browser: Browser) -> Iterator[Opener]:
                 else complain(f"asked {request.url}")
             ),
         )
-        if not chart:
-            page.route("**/plotly.min.js", lambda route: route.fulfill(content_type="text/javascript"))
         page.goto(url, wait_until="load")
         return page
 

@@ -1,4 +1,4 @@
-// What a page looks like, measured in it: {overflowing, faint}. Contrast as in WCAG 2.1, 1.4.3.
+// What a page looks like, measured in it: {overflowing, unreachable, faint}. Contrast as in WCAG 2.1, 1.4.3.
 () => {
   const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
   const rgba = (css) => {
@@ -28,8 +28,10 @@
   return {
     overflowing: [
       ...(document.documentElement.scrollWidth > innerWidth ? [`the page: ${document.documentElement.scrollWidth}`] : []),
-      ...shown.filter((e) => !e.closest(".skip, #chart, pre") && e.getBoundingClientRect().right > innerWidth + 0.5).map(name),
+      ...shown.filter((e) => !e.closest(".skip, .scroll, .uplot, pre") && e.getBoundingClientRect().right > innerWidth + 0.5).map(name),
     ],
+    // what scrolls sideways, and no key reaches it
+    unreachable: shown.filter((e) => e.scrollWidth > e.clientWidth + 1 && /auto|scroll/.test(getComputedStyle(e).overflowX) && e.tabIndex < 0).map(name),
     faint: withText.filter((e) => contrast(e) < 4.5).map((e) => `${contrast(e).toFixed(2)} ${name(e)}`),
     texts: withText.length,
   };

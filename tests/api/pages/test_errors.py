@@ -6,7 +6,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
+from driftguard.api.pages import routes
 from driftguard.api.pages.rendering import marked
 from driftguard.errors import DatabaseUnavailable
 from driftguard.store.database import Database
@@ -22,6 +24,8 @@ BROWSER = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
         ("/streams/x", 422, "stream_id: "),
         ("/incidents/7c9e6679-7425-40de-944b-e07fc1f90ae7", 404, "there is no incident 7c9e6679"),
         ("/?sort=x", 422, "sort: "),
+        ("/nothing/here", 404, "/nothing/here: not found"),
+        ("/runbooks/Nothing", 404, "there is no runbook"),
     ],
 )
 def test_a_browser_reads_a_page_and_a_program_a_problem(
@@ -52,6 +56,17 @@ def test_a_database_that_is_away_is_told_on_the_page_which_looks_again(
 
 def _away(self: Database, *_: object, **__: object) -> None:
     raise DatabaseUnavailable("nobody answers")
+
+
+def test_a_missing_uplot_is_told_in_the_log(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "_HERE", tmp_path)
+    with capture_logs() as logged, running_sidecar(database, tmp_path) as client:
+        answer = client.get("/static/uPlot.js")
+    assert answer.status_code == 404
+    assert "install it again" in answer.json()["detail"]
+    assert [str(tmp_path / "static" / "uPlot.js")] == [line["file"] for line in logged if "file" in line]
 
 
 def test_commands_in_a_sentence_are_shown_as_commands() -> None:

@@ -38,7 +38,7 @@ def test_a_runbook_shows_its_parts_in_order_its_pages_and_commands_to_copy(alert
     assert links & {"/dashboards/fleet", "/dashboards/stream", "/dashboards/retraining"}
     assert "http://sidecar:8200" in page.text
     assert "$SIDECAR" not in page.text
-    assert '<pre><code class="language-sh">' in page.text
+    assert '<pre tabindex="0"><code class="language-sh">' in page.text
 
 
 def test_the_address_in_commands_is_the_one_in_the_settings() -> None:

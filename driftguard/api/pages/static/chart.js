@@ -1,121 +1,459 @@
-// Draws the acceptance of one stream over time: segments, baseline, change points, promotions.
+// Draws one stream over time, on one time axis: acceptance, tokens per step, positions, speed, volume, K.
+// What is shown is in the address: minutes, segment, and since and until where it is zoomed.
 "use strict";
 
 const COLOURS = ["#3b82f6", "#e0792b", "#10a37f", "#b455d6", "#d6455f", "#8a8f2a", "#0ea5c6", "#a0703c"];
-const NARROW = 600;
-const chart = document.getElementById("chart");
+const NARROW = 600, AXIS = 48, GAP_BINS = 4, ANSWER_MILLISECONDS = 10_000;
+const place = document.getElementById("charts");
 const chosen = document.getElementById("segment");
-let minutes = "60", series = null, width = 0; // how far back, what is drawn, and how wide
+const table = document.getElementById("numbers");
+const view = { minutes: 60, since: null, until: null }; // since and until in seconds, where it is zoomed
+let series = null, plots = [], drawn = "", asked = 0;
 
 function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-function escapeText(text) { // Plotly reads a few HTML tags in its texts
-  return text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+function seconds(at) {
+  return Date.parse(at) / 1000;
 }
 
-function traces() {
-  const order = [...new Set(series.lines.filter((l) => l.segment !== null).map((l) => l.segment))].sort();
-  const named = new Set();
-  const shown = series.lines.filter((line) => !chosen.value || line.segment === chosen.value);
-  return shown.map((line) => {
-    const name = line.segment ?? "all segments";
-    const showlegend = !named.has(name);
-    named.add(name);
-    return {
-      x: line.points.map((p) => p.at),
-      y: line.points.map((p) => p.acceptance),
-      customdata: line.points.map((p) => [p.requests, line.draft_version]),
-      name: escapeText(name), showlegend, legendgroup: name, mode: "lines+markers", marker: { size: 4 },
-      line: line.segment === null
-        ? { color: colour("--quiet"), width: 3, dash: "dot" }
-        : { color: COLOURS[order.indexOf(line.segment) % COLOURS.length], width: 2 },
-      hovertemplate: "%{y:.3f} · %{customdata[0]} requests · draft %{customdata[1]}<extra>" + escapeText(name) + "</extra>",
-    };
+function ratio(part, whole) {
+  return whole ? part / whole : null;
+}
+
+// --- what is shown, in the address ---
+
+function readAddress() {
+  const told = new URLSearchParams(location.search);
+  const choices = [...document.querySelectorAll("[data-minutes]")].map((button) => Number(button.dataset.minutes));
+  const wanted = (Date.now() - Date.parse(place.dataset.reach)) / 60_000; // so that the newest record is in it
+  view.minutes = Number(told.get("minutes")) || choices.find((minutes) => minutes >= Math.max(60, wanted * 1.1)) || choices.at(-1);
+  const [since, until] = ["since", "until"].map((name) => seconds(told.get(name)));
+  if (since < until) Object.assign(view, { since, until });
+  if ([...chosen.options].some((option) => option.value === told.get("segment"))) chosen.value = told.get("segment");
+}
+
+function writeAddress() {
+  const told = new URLSearchParams({ minutes: view.minutes });
+  if (chosen.value) told.set("segment", chosen.value);
+  if (view.since) for (const name of ["since", "until"]) told.set(name, new Date(view[name] * 1000).toISOString());
+  history.replaceState(null, "", `?${told}`);
+}
+
+// --- the numbers: one x for all charts; undefined joins a line, null interrupts it ---
+
+function linesOf(segment) {
+  return series.lines.filter((line) => line.segment === (segment || null));
+}
+
+function times(lines) {
+  const found = new Set();
+  for (const line of lines) {
+    line.points.forEach((point, i) => {
+      found.add(seconds(point.at));
+      const next = line.points[i + 1];
+      if (!next || seconds(next.at) - seconds(point.at) > GAP_BINS * series.bin_seconds) found.add(seconds(point.at) + series.bin_seconds);
+    });
+  }
+  return [...found].sort((a, b) => a - b);
+}
+
+function values(x, line, value) {
+  const at = new Map(line.points.map((point) => [seconds(point.at), value(point)]));
+  let last = null;
+  return x.map((time) => {
+    if (at.has(time)) {
+      last = time;
+      return at.get(time);
+    }
+    return last !== null && time - last <= series.bin_seconds && !at.has(time) && gapAfter(at, last) ? null : undefined;
   });
 }
 
-function baseline() { // {trace, shapes}: its level with its number in the legend, its interval as a band
-  const level = JSON.parse(document.getElementById("baselines").textContent)[chosen.value];
-  if (!level) return { trace: [], shapes: [] };
-  const hue = colour("--good"), [rate, low, high] = [level.rate, level.low, level.high].map((value) => value.toFixed(3));
-  return {
-    trace: [{ x: [series.since, series.until], y: [level.rate, level.rate], mode: "lines", line: { color: hue, width: 1 },
-      name: `baseline ${rate} (${low}–${high})`, hoverinfo: "skip" }],
-    shapes: [{ type: "rect", xref: "paper", x0: 0, x1: 1, y0: level.low, y1: level.high, layer: "below",
-      fillcolor: hue, opacity: 0.25, line: { width: 0 } }],
+function gapAfter(at, time) {
+  for (let bins = 1; bins <= GAP_BINS; bins++) if (at.has(time + bins * series.bin_seconds)) return false;
+  return true;
+}
+
+// Each chart: its name, its curves {name, hue, line, value, ...}, how its values are written, and its range.
+function charts() {
+  const lines = linesOf(chosen.value);
+  const others = new Set(lines.map((line) => line.draft_version)).size > 1;
+  const named = (name, line) => (others ? `${name}, draft ${line.draft_version}` : name);
+  const single = (name, value, more = {}) => lines.map((line, i) => ({ name: named(name, line), hue: COLOURS[i % COLOURS.length], line, value, ...more }));
+  const per_second = (count) => count / series.bin_seconds;
+  const positions = Math.max(0, ...lines.flatMap((line) => line.points.map((p) => p.acceptance_per_position.length)));
+  return [
+    { name: "Acceptance", digits: 3, range: fitted(0, 1, 0.1), curves: acceptance(lines), band: baseline(), tall: true },
+    { name: "Acceptance length", unit: "tokens per step", digits: 2, range: fitted(0, Infinity, 0.5), curves: single("tokens per step", (p) => p.acceptance_length) },
+    { name: "Acceptance per position", digits: 3, range: fitted(0, 1, 0.1), missing: "Its records do not tell positions.",
+      curves: Array.from({ length: positions }, (_, i) => lines.map((line) => ({ name: named(`position ${i + 1}`, line), hue: COLOURS[i % COLOURS.length], line, value: (p) => p.acceptance_per_position[i] ?? null }))).flat() },
+    { name: "Tokens per second of a request", digits: 1, range: fitted(0, Infinity, 1), missing: "Its records do not tell the time per token.", curves: single("tokens per second", (p) => p.tokens_per_second) },
+    { name: "Volume", unit: "per second", digits: 2, range: from0, curves: [
+      ...single("requests", (p) => per_second(p.requests), { bars: true }),
+      ...lines.map((line, i) => ({ name: named("draft tokens", line), hue: COLOURS[(i + 2) % COLOURS.length], line, value: (p) => per_second(p.drafted), scale: "tokens" }))] },
+    { name: "K", unit: "draft tokens per step", digits: 2, range: from0, curves: single("draft tokens per step", (p) => ratio(p.drafted, p.steps), { stepped: true }) },
+  ];
+}
+
+function acceptance(lines) {
+  if (chosen.value) return lines.map((line) => ({ name: chosen.value, hue: COLOURS[0], line, value: (p) => p.acceptance }));
+  const order = [...new Set(series.lines.map((line) => line.segment).filter((name) => name !== null))].sort();
+  return series.lines.map((line) => ({
+    name: line.segment ?? "all segments", line, value: (p) => p.acceptance,
+    ...(line.segment === null ? { hue: colour("--quiet"), dash: [4, 4] } : { hue: COLOURS[order.indexOf(line.segment) % COLOURS.length] }),
+  }));
+}
+
+function baseline() { // {rate, low, high}, or undefined
+  return JSON.parse(document.getElementById("baselines").textContent)[chosen.value] || undefined;
+}
+
+function fitted(least, most, span) { // a range with room, at least as wide as span
+  return (plot, low, high) => {
+    const band = plot.band;
+    if (band) [low, high] = [Math.min(low ?? 1, band.low), Math.max(high ?? 0, band.high)];
+    if (low == null || low > high) return [0, 1];
+    const room = Math.max(0.08 * (high - low), (span - (high - low)) / 2);
+    return [Math.max(least, low - room), Math.min(most, high + room)];
   };
 }
+
+function from0(_, low, high) {
+  return [0, 1.1 * (high || 1)];
+}
+
+// --- what happened ---
 
 function marks() {
-  const shapes = [], annotations = [];
-  const middle = (Date.parse(series.since) + Date.parse(series.until)) / 2;
-  const mark = (at, text, hue, level) => {
-    const left = Date.parse(at) > middle; // so that the text is not cut off at the edge
-    shapes.push({ type: "line", x0: at, x1: at, yref: "paper", y0: 0, y1: 1, line: { color: hue, width: 2, dash: "dash" } });
-    annotations.push({ x: at, yref: "paper", y: level, text: escapeText(text), showarrow: false,
-      xanchor: left ? "right" : "left", xshift: left ? -4 : 4, font: { color: hue, size: 12 }, bgcolor: colour("--card") });
-  };
-  for (const point of series.change_points) {
-    const hue = colour(point.direction === "down" ? "--bad" : "--info");
-    shapes.push({ type: "rect", x0: point.interval[0], x1: point.interval[1], yref: "paper", y0: 0, y1: 1,
-      fillcolor: hue, opacity: 0.12, line: { width: 0 } });
-    mark(point.at, point.direction === "down" ? "acceptance fell" : "acceptance rose", hue, 1);
-  }
-  for (const promotion of series.promotions) {
-    mark(promotion.at, "draft " + promotion.draft_version + " promoted", colour("--good"), 0.06);
-  }
-  return { shapes, annotations };
+  const within = (at) => series.since <= at && at <= series.until;
+  const found = series.change_points.map((one) => ({
+    at: seconds(one.at), shown: within(one.at), hue: one.direction === "down" ? "--bad" : "--info", band: one.interval.map(seconds),
+    bar: [seconds(one.opened_at), one.resolved_at ? seconds(one.resolved_at) : seconds(series.until)],
+    text: one.direction === "down" ? "acceptance fell" : "acceptance rose", link: `/incidents/${one.incident_id}`,
+    more: [["between", one.interval[0]], ["and", one.interval[1]], ["; found", one.opened_at], ...(one.resolved_at ? [["; resolved", one.resolved_at]] : [])],
+  }));
+  for (const one of series.promotions) found.push({ at: seconds(one.at), shown: true, hue: "--good", text: `draft ${one.draft_version} put into service`, more: [] });
+  for (const at of series.server_starts) found.push({ at: seconds(at), shown: true, hue: "--warn", text: "server started", more: [] });
+  return found.sort((a, b) => a.at - b.at).map((mark, i) => ({ ...mark, number: i + 1 }));
 }
 
-async function draw() {
-  const answer = await fetch(`/api/v1/streams/${chart.dataset.stream}/acceptance?minutes=${minutes}`);
-  if (!answer.ok) return;
-  series = await answer.json();
-  paint();
+function timeElement(at) {
+  const element = document.createElement("time");
+  element.dateTime = at;
+  element.textContent = clock(new Date(at));
+  return element;
+}
+
+function listMarks(found) {
+  const items = found.map((mark) => {
+    const item = document.createElement("li"), name = document.createElement(mark.link ? "a" : "b");
+    if (mark.link) name.href = mark.link;
+    name.textContent = mark.text;
+    item.append(name, " ", timeElement(new Date(mark.at * 1000).toISOString()));
+    for (const [word, at] of mark.more) item.append(word.startsWith(";") ? `${word} ` : ` ${word} `, timeElement(at));
+    return item;
+  });
+  document.getElementById("marks").replaceChildren(...items);
+}
+
+function paintBehind(plot) { // the baseline's interval, and where a change point may lie
+  const { ctx, bbox } = plot;
+  ctx.save();
+  ctx.beginPath();
+  ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+  ctx.clip();
+  if (plot.band) {
+    const [low, high, rate] = ["low", "high", "rate"].map((name) => plot.valToPos(plot.band[name], "y", true));
+    ctx.fillStyle = ctx.strokeStyle = colour("--good");
+    ctx.globalAlpha = 0.2;
+    ctx.fillRect(bbox.left, high, bbox.width, low - high);
+    ctx.globalAlpha = 1;
+    ctx.fillRect(bbox.left, rate, bbox.width, devicePixelRatio);
+  }
+  for (const mark of plot.marks) {
+    ctx.fillStyle = colour(mark.hue);
+    if (mark.band) {
+      const [from, to] = mark.band.map((at) => plot.valToPos(at, "x", true));
+      ctx.globalAlpha = 0.14;
+      ctx.fillRect(from, bbox.top, Math.max(to - from, 1), bbox.height);
+    }
+    if (mark.bar) {
+      const [from, to] = mark.bar.map((at) => plot.valToPos(at, "x", true));
+      ctx.globalAlpha = 0.8;
+      ctx.fillRect(from, bbox.top, to - from, 4 * devicePixelRatio);
+    }
+  }
+  ctx.restore();
+}
+
+function paintMarks(plot) { // a line each, with the number that it has in the list
+  const { ctx, bbox } = plot;
+  ctx.save();
+  for (const mark of plot.marks.filter((one) => one.shown)) {
+    const x = plot.valToPos(mark.at, "x", true);
+    if (x < bbox.left || x > bbox.left + bbox.width) continue;
+    ctx.strokeStyle = ctx.fillStyle = colour(mark.hue);
+    ctx.lineWidth = 1.5 * devicePixelRatio;
+    ctx.setLineDash([5 * devicePixelRatio, 4 * devicePixelRatio]);
+    ctx.beginPath();
+    ctx.moveTo(x, bbox.top);
+    ctx.lineTo(x, bbox.top + bbox.height);
+    ctx.stroke();
+    if (!plot.first) continue;
+    ctx.font = `600 ${12 * devicePixelRatio}px system-ui, sans-serif`;
+    ctx.textAlign = "center";
+    ctx.textBaseline = "bottom";
+    ctx.fillText(mark.number, x, bbox.top - 2 * devicePixelRatio);
+  }
+  ctx.restore();
+}
+
+// --- drawing ---
+
+function axisTimes(plot, splits) {
+  const local = isLocal(), [first, second] = splits;
+  let day = "";
+  return splits.map((at) => {
+    const [date, time] = stamp(new Date(at * 1000), local).split(" ");
+    const short = second - first < 60 ? time : time.slice(0, 5);
+    const changed = date !== day;
+    day = date;
+    if (second - first >= 86_400) return date.slice(5);
+    return changed ? `${short}\n${date.slice(5)}` : short;
+  });
+}
+
+function span() { // of the time axis: the data there is, up to now; or what was zoomed to
+  if (view.since) return [view.since, view.until];
+  const first = Math.min(...series.lines.flatMap((line) => line.points.slice(0, 1).map((point) => seconds(point.at))));
+  return [Math.max(seconds(series.since), Number.isFinite(first) ? first : 0), seconds(series.until)];
+}
+
+function options(chart, first) {
+  const ink = colour("--quiet"), grid = { stroke: colour("--line"), width: 1 }, narrow = place.clientWidth < NARROW;
+  const axis = { stroke: ink, grid, ticks: { ...grid, size: 4 }, font: "12px system-ui, sans-serif" };
+  const written = (_, splits) => splits.map((value) => (value === null ? "" : short(value)));
+  const right = chart.curves.some((curve) => curve.scale);
+  return {
+    width: place.clientWidth, height: chart.tall ? 230 : 150, legend: { show: false },
+    padding: [first ? 18 : 8, right ? null : AXIS, null, null], // so that the same times lie below each other
+    cursor: {
+      sync: { key: "time", setSeries: false }, drag: { x: true, y: false, setScale: false, dist: 4 }, y: false,
+      bind: { dblclick: () => () => { zoom(null); return null; } },
+    },
+    tzDate: (at) => uPlot.tzDate(new Date(at * 1000), isLocal() ? Intl.DateTimeFormat().resolvedOptions().timeZone : "Etc/UTC"),
+    scales: { x: { time: true, range: () => span() }, y: { range: chart.range }, tokens: { range: from0 } },
+    axes: [
+      { ...axis, size: 40, values: axisTimes, space: narrow ? 60 : 80 },
+      { ...axis, size: AXIS, values: written, space: 30 },
+      ...(right ? [{ ...axis, size: AXIS, side: 1, scale: "tokens", values: written, grid: { show: false }, space: 30 }] : []),
+    ],
+    series: [{}, ...chart.curves.map((curve) => ({
+      scale: curve.scale ?? "y", stroke: curve.hue, width: 2, dash: curve.dash, points: { size: 4 },
+      ...(curve.bars ? { paths: uPlot.paths.bars({ size: [0.8, 24] }), fill: curve.hue + "55", width: 1, points: { show: false } } : {}),
+      ...(curve.stepped ? { paths: uPlot.paths.stepped({ align: 1 }) } : {}),
+    }))],
+    hooks: {
+      drawClear: [paintBehind],
+      draw: [paintMarks],
+      setCursor: [tellValues],
+      setSelect: [(plot) => {
+        const { left, width } = plot.select;
+        if (width < 4) return;
+        plot.setSelect({ left: 0, width: 0 }, false);
+        zoom([plot.posToVal(left, "x"), plot.posToVal(left + width, "x")]);
+      }],
+    },
+  };
+}
+
+function short(value) { // at an axis
+  return Math.abs(value) >= 1000 ? `${+(value / 1000).toFixed(1)}k` : `${+value.toFixed(3)}`;
 }
 
 function paint() {
-  width = chart.clientWidth;
-  const { shapes, annotations } = marks(), level = baseline();
-  const narrow = width < NARROW;
-  const axis = { gridcolor: colour("--line"), zeroline: false, linecolor: colour("--line") };
-  const layout = {
-    width, height: narrow ? 300 : 340, margin: { l: narrow ? 32 : 48, r: 8, t: 12, b: 36 },
-    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-    font: { color: colour("--ink"), family: "system-ui, sans-serif" }, hovermode: "closest",
-    hoverlabel: { bgcolor: colour("--card"), font: { color: colour("--ink") } },
-    legend: { orientation: "h", y: narrow ? -0.25 : -0.15 },
-    xaxis: { ...axis, type: "date", range: [series.since, series.until] },
-    yaxis: { ...axis, range: [0, 1], tickformat: ".1f", ...(narrow ? {} : { title: { text: "acceptance rate" } }) },
-    uirevision: chosen.value + "/" + minutes,
-    shapes: [...level.shapes, ...shapes], annotations,
-  };
-  Plotly.react(chart, [...traces(), ...level.trace], layout, { displayModeBar: false, staticPlot: narrow });
+  const lines = chosen.value ? linesOf(chosen.value) : series.lines;
+  const x = times(lines), wanted = charts(), happened = marks();
+  const layout = JSON.stringify([place.clientWidth < NARROW, isLocal(), matchMedia("(prefers-color-scheme: dark)").matches,
+    wanted.map((chart) => chart.curves.map((curve) => [curve.name, curve.hue, curve.line.stream_id]))]);
+  listMarks(happened);
+  document.getElementById("no-data").hidden = x.length > 0;
+  place.hidden = x.length === 0;
+  if (layout !== drawn) build(wanted);
+  drawn = layout;
+  plots.forEach((plot, i) => {
+    Object.assign(plot, { marks: happened, chart: wanted[i], band: wanted[i].band });
+    plot.setData([x, ...wanted[i].curves.map((curve) => values(x, curve.line, curve.value))]);
+    plot.figure.querySelector(".missing").hidden = !wanted[i].missing || wanted[i].curves.some((curve) => curve.line.points.some((p) => curve.value(p) != null));
+    legend(plot);
+  });
+  document.getElementById("reset-zoom").hidden = !view.since;
+  place.dataset.binSeconds = series.bin_seconds; // says that it is drawn, and how finely
+  if (table.open) fillTable();
 }
 
-function press() {
-  for (const button of document.querySelectorAll("[data-choices] button")) {
-    button.setAttribute("aria-pressed", String(button.dataset.minutes === minutes));
+function build(wanted) {
+  for (const plot of plots) plot.destroy();
+  const others = document.createElement("details");
+  others.append(Object.assign(document.createElement("summary"), { textContent: "Acceptance length, positions, speed, volume, K" }));
+  others.dataset.fold = "charts";
+  others.open = true;
+  place.replaceChildren();
+  plots = wanted.map((chart, i) => {
+    const figure = document.createElement("figure"), caption = document.createElement("figcaption"), missing = document.createElement("p");
+    const name = document.createElement("b"), list = document.createElement("ul");
+    name.textContent = chart.name;
+    list.className = "legend";
+    caption.append(name, chart.unit ? ` ${chart.unit} ` : " ", list);
+    missing.className = "missing hint";
+    missing.textContent = chart.missing ?? "";
+    figure.append(caption, missing);
+    (i ? others : place).append(figure);
+    const settings = options(chart, i === 0);
+    const plot = new uPlot(settings, [[], ...chart.curves.map(() => [])], (made, start) => {
+      Object.assign(made, { marks: [], chart, band: chart.band, first: i === 0, figure });
+      figure.insertBefore(made.root, missing);
+      start();
+    });
+    return plot;
+  });
+  place.append(others);
+  show(place);
+}
+
+function legend(plot) { // each name once, with its colour and the value at the cursor
+  const seen = new Map();
+  plot.chart.curves.forEach((curve, i) => {
+    if (!seen.has(curve.name)) seen.set(curve.name, { ...curve, places: [] });
+    seen.get(curve.name).places.push(i + 1);
+  });
+  const items = [...seen.values()].map((curve) => legendItem(curve.name, curve.hue, curve.places.join()));
+  if (plot.band) {
+    const [rate, low, high] = [plot.band.rate, plot.band.low, plot.band.high].map((value) => value.toFixed(3));
+    items.push(legendItem(`baseline ${rate} (${low}–${high})`, colour("--good"), ""));
+  }
+  plot.figure.querySelector(".legend").replaceChildren(...items);
+}
+
+function legendItem(name, hue, places) {
+  const item = document.createElement("li"), swatch = document.createElement("i"), value = document.createElement("b");
+  swatch.style.background = hue;
+  value.dataset.places = places;
+  item.append(swatch, name, " ", value);
+  return item;
+}
+
+function tellValues(plot) {
+  const index = plot.cursor.idx;
+  for (const value of plot.figure.querySelectorAll("[data-places]")) {
+    const found = value.dataset.places.split(",").map((i) => plot.data[i]?.[index]).find((one) => one != null);
+    value.textContent = found === undefined || !value.dataset.places ? "" : found.toFixed(plot.chart.digits);
   }
 }
 
-if (chart && typeof Plotly !== "undefined") {
-  const choices = document.querySelector("[data-choices]");
-  choices.hidden = false;
-  choices.addEventListener("click", (event) => {
-    const button = event.target.closest("button");
-    if (!button) return;
-    minutes = button.dataset.minutes;
-    press();
-    draw();
+// --- zoom and keys ---
+
+function zoom(range) {
+  [view.since, view.until] = range ?? [null, null];
+  writeAddress();
+  for (const plot of plots) plot.setScale("x", {});
+  draw();
+}
+
+function moveCursor(to) {
+  const [plot] = plots, x = plot.data[0], [from, until] = [plot.scales.x.min, plot.scales.x.max];
+  const shown = x.map((_, i) => i).filter((i) => x[i] >= from && x[i] <= until && plots.some((one) => one.data.slice(1).some((curve) => curve[i] != null)));
+  const index = shown.indexOf(plot.cursor.idx);
+  const next = shown.at(to === "first" ? 0 : to === "last" ? -1 : index < 0 ? (to > 0 ? 0 : -1) : Math.min(Math.max(index + to, 0), shown.length - 1));
+  if (next === undefined) return;
+  for (const one of plots) one.setCursor({ left: one.valToPos(x[next], "x"), top: 1 }, true, false);
+  const told = plots.map((one) => {
+    const parts = [...one.figure.querySelectorAll(".legend li")].filter((item) => item.lastChild.textContent);
+    return parts.length ? `${one.chart.name}: ${parts.map((item) => item.textContent.trim()).join(", ")}` : "";
   });
-  chosen.addEventListener("change", paint);
-  // its place narrows when a scroll bar appears
-  new ResizeObserver(() => { if (series && chart.clientWidth !== width) paint(); }).observe(chart);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paint);
-  document.addEventListener("refreshed", draw);
+  document.getElementById("at-cursor").textContent = `${clock(new Date(x[next] * 1000))}. ${told.filter(Boolean).join(". ")}`;
+}
+
+const KEYS = {
+  ArrowLeft: () => moveCursor(-1), ArrowRight: () => moveCursor(1), Home: () => moveCursor("first"), End: () => moveCursor("last"),
+  "+": () => {
+    const [plot] = plots, { min, max } = plot.scales.x, middle = plot.data[0][plot.cursor.idx] ?? (min + max) / 2;
+    zoom([middle - (max - min) / 4, middle + (max - min) / 4]);
+  },
+  Escape: () => { if (view.since) zoom(null); },
+};
+
+// --- the same as a table ---
+
+function fillTable() {
+  const lines = linesOf(chosen.value), positions = Math.max(0, ...lines.flatMap((line) => line.points.map((p) => p.acceptance_per_position.length)));
+  const number = (value, digits) => (value == null ? "–" : value.toFixed(digits));
+  const heads = ["Time", "Draft", "Requests", "Draft tokens", "Acceptance", "Tokens per step", ...Array.from({ length: positions }, (_, i) => `Position ${i + 1}`), "Tokens/s", "K"];
+  const rows = lines.flatMap((line) => line.points.map((p) => [p.at, line.draft_version, String(p.requests), String(p.drafted), number(p.acceptance, 3), number(p.acceptance_length, 2),
+    ...Array.from({ length: positions }, (_, i) => number(p.acceptance_per_position[i], 3)), number(p.tokens_per_second, 1), number(ratio(p.drafted, p.steps), 2)]));
+  const inside = rows.filter(([at]) => { const [from, to] = span(); return seconds(at) >= from - series.bin_seconds && seconds(at) <= to; }).sort((a, b) => (a[0] < b[0] ? 1 : -1));
+  const head = document.createElement("thead"), body = document.createElement("tbody");
+  head.insertRow().append(...heads.map((name) => Object.assign(document.createElement("th"), { textContent: name, scope: "col" })));
+  for (const [at, ...cells] of inside) {
+    const row = body.insertRow(), first = Object.assign(document.createElement("th"), { scope: "row" });
+    first.append(timeElement(at));
+    row.append(first, ...cells.map((text, i) => Object.assign(document.createElement("td"), { textContent: text, className: i ? "n" : "" })));
+    [...row.cells].forEach((cell, i) => { if (i) cell.dataset.label = heads[i]; });
+  }
+  table.querySelector("table").replaceChildren(head, body);
+}
+
+// --- asking the sidecar ---
+
+async function draw() {
+  const mine = ++asked;
+  const range = view.since
+    ? new URLSearchParams({ since: new Date(view.since * 1000).toISOString(), until: new Date(view.until * 1000).toISOString() })
+    : new URLSearchParams({ minutes: view.minutes });
+  const answer = await fetch(`/api/v1/streams/${place.dataset.stream}/acceptance?${range}`, { signal: AbortSignal.timeout(ANSWER_MILLISECONDS) }).catch(() => null);
+  if (!answer?.ok || mine !== asked) return; // what was drawn stays; the page says that the sidecar is away
+  series = await answer.json();
+  if (mine === asked) paint();
+}
+
+function press() {
+  for (const button of document.querySelectorAll("[data-minutes]")) button.setAttribute("aria-pressed", String(Number(button.dataset.minutes) === view.minutes));
+}
+
+function start() {
+  const choices = document.querySelector("[data-choices]");
+  for (const hidden of [choices, document.getElementById("chart-keys")]) hidden.hidden = false;
+  readAddress();
+  choices.addEventListener("click", (event) => {
+    const button = event.target.closest("[data-minutes]");
+    if (!button) return;
+    view.minutes = Number(button.dataset.minutes);
+    press();
+    zoom(null);
+  });
+  document.getElementById("reset-zoom").addEventListener("click", () => zoom(null));
+  chosen.addEventListener("change", () => { writeAddress(); if (series) paint(); });
+  table.addEventListener("toggle", () => { if (table.open && series) fillTable(); });
+  place.addEventListener("keydown", (event) => {
+    if (!series || !plots.length || event.ctrlKey || event.metaKey || event.altKey || !(event.key in KEYS)) return;
+    event.preventDefault();
+    KEYS[event.key]();
+  });
+  new ResizeObserver(() => { // its place narrows when a scroll bar appears
+    if (!series || !place.clientWidth || plots[0]?.width === place.clientWidth) return;
+    for (const plot of plots) plot.setSize({ width: place.clientWidth, height: plot.height });
+    paint();
+  }).observe(place);
+  for (const again of [matchMedia("(prefers-color-scheme: dark)"), document]) again.addEventListener(again === document ? "clock" : "change", () => { if (series) paint(); });
+  document.addEventListener("refreshed", () => { if (!view.since || view.until * 1000 > Date.now()) draw(); });
   press();
   draw();
+}
+
+if (place && typeof uPlot === "undefined") {
+  document.getElementById("no-uplot").hidden = false;
+} else if (place) {
+  start();
 }

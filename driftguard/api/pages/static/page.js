@@ -2,33 +2,86 @@
 "use strict";
 
 const REFRESH_SECONDS = Math.min(10, Number(document.currentScript.dataset.refresh));
+const PATIENCE_MILLISECONDS = 5_000; // with the time between two looks at most 15 seconds
 const decide = document.getElementById("decide");
+const STATE = { bad: "#b3261e", warn: "#b07400", good: "#1a6b3c", away: "#6b7280" };
+let answeredAt = new Date(), looking = null;
 
-async function look() { // what was read last stays, and says so, where nothing new can be read
-  const note = document.getElementById("stale");
-  try {
-    await refresh();
-    note.hidden = true;
-  } catch {
-    const time = document.querySelector("footer").textContent.trim();
-    note.textContent = `The sidecar does not answer since ${time}: what you see is of then.`;
-    note.hidden = false;
+// --- times: as UTC, or as the clock of this computer says, chosen once for all pages ---
+
+function isLocal() {
+  return localStorage.getItem("driftguard.clock") === "local";
+}
+
+function stamp(at, local) { // YYYY-MM-DD HH:MM:SS
+  return new Date(at.getTime() - (local ? at.getTimezoneOffset() * 60_000 : 0)).toISOString().slice(0, 19).replace("T", " ");
+}
+
+function clock(at, local = isLocal()) {
+  if (!local) return `${stamp(at, false)} UTC`;
+  const minutes = -at.getTimezoneOffset(), two = (n) => String(Math.floor(n)).padStart(2, "0");
+  return `${stamp(at, true)} UTC${minutes < 0 ? "-" : "+"}${two(Math.abs(minutes) / 60)}:${two(Math.abs(minutes) % 60)}`;
+}
+
+function setTimes(place) {
+  for (const element of place.querySelectorAll("time[datetime]")) {
+    const at = new Date(element.dateTime);
+    element.textContent = clock(at);
+    element.title = clock(at, !isLocal());
   }
 }
 
+function offerClock() {
+  const button = document.getElementById("clock");
+  const show = () => { button.textContent = isLocal() ? "Times: local" : "Times: UTC"; };
+  button.hidden = false;
+  show();
+  button.addEventListener("click", () => {
+    localStorage.setItem("driftguard.clock", isLocal() ? "utc" : "local");
+    show();
+    setTimes(document);
+    document.dispatchEvent(new Event("clock"));
+  });
+}
+
+// --- the page as it is now ---
+
+function look() { // one at a time; what was read last stays, and says so, where nothing new can be read
+  looking ??= refresh().then(() => true, () => false).then((answered) => {
+    looking = null;
+    if (answered) answeredAt = new Date();
+    const note = document.getElementById("stale");
+    note.hidden = answered;
+    if (!answered) {
+      const time = Object.assign(document.createElement("time"), { dateTime: answeredAt.toISOString(), textContent: clock(answeredAt) });
+      note.replaceChildren("The sidecar does not answer. Its last answer came at ", time, ": what you see is of then.");
+    }
+    setIcon(answered);
+  });
+  return looking;
+}
+
 async function refresh() {
-  const answer = await fetch(location.pathname + location.search);
+  const answer = await fetch(location.pathname + location.search, { signal: AbortSignal.timeout(PATIENCE_MILLISECONDS) });
   if (!answer.ok) throw new Error(`answered with ${answer.status}`);
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
   document.title = fresh.title;
+  document.body.dataset.state = fresh.body.dataset.state;
   for (const part of document.querySelectorAll("[data-live]")) {
     const other = fresh.querySelector(`[data-live="${part.dataset.live}"]`);
     if (!other) continue;
     show(other);
+    setTimes(other);
     if (other.innerHTML !== part.innerHTML) replace(part, other);
   }
   offer();
   document.dispatchEvent(new Event("refreshed"));
+}
+
+function setIcon(answered) { // the tab says how it stands
+  const state = answered ? document.body.dataset.state : "away";
+  const drawn = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><circle cx="8" cy="8" r="7" fill="${STATE[state]}"/></svg>`;
+  document.querySelector("link[rel=icon]").href = `data:image/svg+xml,${encodeURIComponent(drawn)}`;
 }
 
 function replace(part, other) { // keeps the focus on the same link or button
@@ -38,9 +91,18 @@ function replace(part, other) { // keeps the focus on the same link or button
   if (focused) [...part.querySelectorAll("a, button")].find((item) => item.outerHTML === focused)?.focus();
 }
 
-function show(place) { // what works only with this file
+const folded = new Map(); // of details with data-fold, what the reader chose
+const narrow = matchMedia("(max-width: 760px)");
+
+function show(place) { // what works only with this file; on a phone the long parts begin folded
   for (const button of place.querySelectorAll("[data-post]")) button.hidden = false;
+  for (const part of place.querySelectorAll("details[data-fold]")) part.open = folded.get(part.dataset.fold) ?? !narrow.matches;
 }
+
+document.addEventListener("click", (event) => {
+  const part = event.target.closest("details[data-fold] > summary")?.parentElement;
+  if (part) folded.set(part.dataset.fold, !part.open);
+});
 
 function offer() { // hides the fields when no decision is left
   const fields = decide?.querySelector("[data-fields]");
@@ -85,4 +147,8 @@ function outcome(told) {
 
 show(document);
 offer();
+offerClock();
+setTimes(document);
+setIcon(true);
 setInterval(() => { if (!document.hidden) look(); }, 1000 * REFRESH_SECONDS);
+document.addEventListener("visibilitychange", () => { if (!document.hidden) look(); });
