@@ -89,7 +89,9 @@ def make(kinds: list[str], output: Path, seed: int, given: int | None) -> None:
         def loss_at(
             step: int, head: Head = head, ids: torch.Tensor = token_ids, steps: int = schedule.steps
         ) -> tuple[torch.Tensor, dict[str, float]]:
-            tokens = batch(streams, _SHARES, _ROWS, _LENGTH, seed, step)
+            # The last tenth sees whole contexts: a head that never saw one accepts less behind long texts.
+            rows, length = (_ROWS, _LENGTH) if step < 0.9 * steps else (1, _ROWS * _LENGTH)
+            tokens = batch(streams, _SHARES, rows, length, seed, step)
             by = "lk-hybrid" if step < steps // 3 else "nla"
             loss, accepted = head_loss(head, target, ids, tokens, _DRAFTS, by)  # type: ignore[arg-type]
             return loss, {f"acceptance {place}": each for place, each in enumerate(accepted, 1)}
