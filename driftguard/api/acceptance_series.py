@@ -27,6 +27,7 @@ router = APIRouter(prefix="/api/v1", tags=["status"])
 
 MAX_SEGMENTS_IN_SERIES: Final = 12
 LONGEST: Final = timedelta(minutes=527_040)
+_YEARS: Final = range(1970, 9999)  # next to the first and the last of all years times cannot be computed with
 _BIN_SECONDS: Final = (5, 10, 60, 300, 900, 3600, 21_600, 86_400)
 _POINTS: Final = 240
 _DIGITS: Final = 6  # of ratios: more are of no use, and are most of the answer
@@ -110,7 +111,11 @@ class SeriesQuery(TimeRange):
         return self
 
     def span(self, now: datetime) -> tuple[datetime, datetime]:
-        """Raises BadInput where it holds no time, or too much."""
+        """Raises BadInput where it holds no time, or too much, or lies in no year that can be counted in."""
+        for name, moment in (("since", self.since), ("until", self.until)):
+            if moment is not None and moment.year not in _YEARS:
+                told = f"{name}: {moment.isoformat()} is not in the years {_YEARS[0]} to {_YEARS[-1]}"
+                raise BadInput(told, field=name)
         until = self.until or now
         since = self.since or until - timedelta(minutes=self.minutes or 60)
         if since >= until:
