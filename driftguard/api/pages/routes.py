@@ -36,6 +36,7 @@ from driftguard.api.status import Places, models_of, source_models
 from driftguard.api.status_models import Rate, StreamStatusModel
 from driftguard.api.streams import decode, matching
 from driftguard.errors import NotFound
+from driftguard.masking import MASK
 from driftguard.metrics.labels import StreamVerdict
 from driftguard.retraining.promotion.watch import against
 from driftguard.settings.loading import describe_settings
@@ -64,6 +65,7 @@ _ORDERS: Final[Mapping[Order, str]] = {
     "last_seen": "the newest record first",
     "server": "by name",
 }
+_COMMAND: Final = "retraining.promote_command"
 _HERE: Final = Path(__file__).parent
 _CACHED: Final = {"Cache-Control": "public, max-age=3600"}
 _CHECKED: Final = {"Cache-Control": "no-cache"}
@@ -232,7 +234,7 @@ def configuration_page(context: AnyContext) -> HTMLResponse:
     settings = [
         {
             "name": name,
-            "value": masked(_told(value)),
+            "value": masked(_told(name, value)),
             "default": default,
             "meaning": meaning,
             "changed": changed,
@@ -250,8 +252,11 @@ def configuration_page(context: AnyContext) -> HTMLResponse:
         )
 
 
-def _told(value: object) -> str:
-    """A setting's value; of a list of groups what differs from their defaults."""
+def _told(name: str, value: object) -> str:
+    """A setting's value; of a list of groups what differs from their defaults; of a command its program: any
+    argument may be a secret."""
+    if name == _COMMAND and isinstance(value, list):
+        return str([*value[:1], *[MASK] * len(value[1:])])
     if isinstance(value, list | tuple) and value and isinstance(value[0], BaseModel):
         return json.dumps([one.model_dump(mode="json", exclude_defaults=True) for one in value])
     return str(value)
