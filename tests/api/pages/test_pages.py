@@ -323,6 +323,16 @@ def test_charts_that_cannot_be_drawn_say_so(scene: Scene, open_page: Opener) -> 
     expect(page.get_by_text("The charts cannot be drawn: uPlot")).to_be_visible()
 
 
+def test_settings_that_are_unfolded_stay_so(guarded: httpx.Client, open_page: Opener) -> None:
+    page = open_page(f"{guarded.base_url}/configuration")
+    setting = page.get_by_text("detection.false_alarm_days", exact=True)
+    expect(setting).to_be_hidden()
+    page.get_by_text("settings with their defaults").click()
+    expect(setting).to_be_visible()
+    page.evaluate("look()")
+    expect(setting).to_be_visible()
+
+
 def test_without_javascript_everything_but_deciding_is_there(scene: Scene, open_page: Opener) -> None:
     incident = api(scene, f"incidents/{scene.incident_id}")
     wanted = {

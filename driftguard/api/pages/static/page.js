@@ -96,7 +96,7 @@ const narrow = matchMedia("(max-width: 760px)");
 
 function show(place) { // what works only with this file; on a phone the long parts begin folded
   for (const button of place.querySelectorAll("[data-post]")) button.hidden = false;
-  for (const part of place.querySelectorAll("details[data-fold]")) part.open = folded.get(part.dataset.fold) ?? !narrow.matches;
+  for (const part of place.querySelectorAll("details[data-fold]")) part.open = folded.get(part.dataset.fold) ?? (part.open && !narrow.matches);
 }
 
 document.addEventListener("click", (event) => {
