@@ -323,6 +323,20 @@ def test_charts_that_cannot_be_drawn_say_so(scene: Scene, open_page: Opener) -> 
     expect(page.get_by_text("The charts cannot be drawn: uPlot")).to_be_visible()
 
 
+def test_charts_whose_numbers_cannot_be_read_say_so_although_the_page_can(
+    guarded: httpx.Client, database: Database, open_page: Opener
+) -> None:
+    incident_id = add_incident(database, [])
+    page = open_page(f"{guarded.base_url}/configuration", allowed="the server responded with")
+    page.route("**/acceptance?*", lambda route: route.fulfill(status=503, json={"detail": "too busy"}))
+    page.goto(f"{guarded.base_url}/incidents/{incident_id}")
+    told = page.locator("#not-read")
+    expect(told).to_have_text("The charts could not be brought up to date: too busy")
+    expect(page.locator("#stale")).to_be_hidden()
+    page.unroute("**/acceptance?*")
+    expect(told).to_be_hidden(timeout=15_000)  # with the next look
+
+
 def test_settings_that_are_unfolded_stay_so(guarded: httpx.Client, open_page: Opener) -> None:
     page = open_page(f"{guarded.base_url}/configuration")
     setting = page.get_by_text("detection.false_alarm_days", exact=True)

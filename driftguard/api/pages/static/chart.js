@@ -408,14 +408,26 @@ function fillTable() {
 // --- asking the sidecar ---
 
 async function draw() {
-  const mine = ++asked;
-  const range = view.since
+  const mine = ++asked, note = document.getElementById("not-read");
+  const told = await numbers().catch((error) => error);
+  if (mine !== asked) return;
+  note.hidden = !(told instanceof Error);
+  if (told instanceof Error) { // what was drawn stays
+    note.textContent = `The charts could not be brought up to date: ${told.message}`;
+  } else {
+    series = told;
+    paint();
+  }
+}
+
+async function numbers() {
+  const query = view.since
     ? new URLSearchParams({ since: new Date(view.since * 1000).toISOString(), until: new Date(view.until * 1000).toISOString() })
     : new URLSearchParams({ minutes: view.minutes });
-  const answer = await fetch(`/api/v1/streams/${place.dataset.stream}/acceptance?${range}`, { signal: AbortSignal.timeout(ANSWER_MILLISECONDS) }).catch(() => null);
-  if (!answer?.ok || mine !== asked) return; // what was drawn stays; the page says that the sidecar is away
-  series = await answer.json();
-  if (mine === asked) paint();
+  const answer = await fetch(`/api/v1/streams/${place.dataset.stream}/acceptance?${query}`, { signal: AbortSignal.timeout(ANSWER_MILLISECONDS) });
+  const told = await answer.json();
+  if (!answer.ok) throw new Error(told.detail);
+  return told;
 }
 
 function press() {
