@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from sqlalchemy.orm import Session
 
 from driftguard.api.context import Context, get_context
-from driftguard.api.filters import StreamId, TimeRange, refuse_repeated
+from driftguard.api.filters import Segments, StreamId, TimeRange, refuse_repeated
 from driftguard.api.openapi import example, problem
 from driftguard.api.status_models import StreamInfo
 from driftguard.errors import BadInput, NotFound
@@ -87,7 +87,9 @@ class AcceptanceSeries(BaseModel):
     until: datetime
     bin_seconds: int
     lines: list[Line]
-    segments_left_out: int = Field(description="Segments with the least traffic are not drawn.")
+    segments_left_out: int = Field(
+        description="Segments that have no line: those with the least traffic, or all but those asked for."
+    )
     change_points: list[ChangePoint]
     promotions: list[Promotion]
     server_starts: list[datetime] = Field(
@@ -95,7 +97,9 @@ class AcceptanceSeries(BaseModel):
     )
 
 
-class SeriesQuery(TimeRange):
+class SeriesQuery(TimeRange, Segments):
+    """Without `segment` the segments with the most traffic have lines of their own."""
+
     model_config = ConfigDict(extra="forbid")
     minutes: int | None = Field(
         None,
@@ -145,7 +149,7 @@ def get_acceptance(
         stream = streams.get_stream(session, stream_id)
         if stream is None:
             raise NotFound(f"there is no stream {stream_id}")
-        return _series(session, stream, since, until, width)
+        return _series(session, stream, since, until, width, query.segment)
 
 
 def bin_seconds(since: datetime, until: datetime, now: datetime, retention: RetentionSettings) -> int:
@@ -160,14 +164,14 @@ def bin_seconds(since: datetime, until: datetime, now: datetime, retention: Rete
 
 
 def _series(
-    session: Session, stream: Stream, since: datetime, until: datetime, width: int
+    session: Session, stream: Stream, since: datetime, until: datetime, width: int, wanted: Sequence[str]
 ) -> AcceptanceSeries:
     related = [
         item for item in streams.of_server(session, stream.server, stream.target) if item.method != "none"
     ]
     ids = [item.id for item in related]
     bins = series.bins(session, ids, since, until, width)
-    lines, left_out = _lines(bins, {item.id: item.draft_version for item in related})
+    lines, left_out = _lines(bins, {item.id: item.draft_version for item in related}, wanted)
     return AcceptanceSeries(
         stream=StreamInfo.model_validate(stream),
         since=since,
@@ -195,11 +199,12 @@ def _series(
     )
 
 
-def _lines(bins: Sequence[Bin], versions: dict[int, str]) -> tuple[list[Line], int]:
+def _lines(bins: Sequence[Bin], versions: dict[int, str], wanted: Sequence[str]) -> tuple[list[Line], int]:
     traffic: dict[str, int] = defaultdict(int)
     for item in bins:
         traffic[item.segment] += item.drafted
-    drawn = sorted(traffic, key=lambda segment: -traffic[segment])[:MAX_SEGMENTS_IN_SERIES]
+    most = sorted(traffic, key=lambda segment: -traffic[segment])[:MAX_SEGMENTS_IN_SERIES]
+    drawn = traffic.keys() & set(wanted) if wanted else set(most)
     parts: dict[tuple[int, str | None], dict[datetime, list[Bin]]] = defaultdict(lambda: defaultdict(list))
     for item in bins:
         for segment in (None, item.segment) if item.segment in drawn else (None,):

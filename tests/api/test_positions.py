@@ -94,3 +94,24 @@ def test_a_series_is_of_the_time_that_was_asked_for(database: Database, tmp_path
     assert old["bin_seconds"] == 3_600  # finer rollups are not kept for so long
     assert [refusal.status_code for refusal in refusals] == [422] * len(wrong)
     assert "minutes" in refusals[0].text
+
+
+def test_a_segment_that_is_asked_for_is_told_however_little_traffic_it_has(
+    database: Database, tmp_path: Path
+) -> None:
+    sent = [
+        one for place in range(12) for one in make_records(2, seed=place, segments=1, segment=f"busy-{place}")
+    ]
+    silent: dict[str, None] = dict.fromkeys(AT)
+    small = {"segment": "rare", "drafted": 4, "steps": 1, "accepted": 0, "emitted": 1, **silent}
+    rare = make_records(1, seed=12, segments=1, **small)
+    with running_sidecar(database, tmp_path) as client:
+        post(client, [*sent, *rare])
+        (stream,) = client.get("/api/v1/status").json()["streams"]
+        path = f"/api/v1/streams/{stream['id']}/acceptance"
+        usual, asked = client.get(path).json(), client.get(path, params={"segment": "rare"}).json()
+    assert "rare" not in {line["segment"] for line in usual["lines"]}
+    assert usual["segments_left_out"] == 1
+    lines = {line["segment"]: sum(point["requests"] for point in line["points"]) for line in asked["lines"]}
+    assert lines == {None: 25, "rare": 1}
+    assert asked["segments_left_out"] == 12

@@ -424,6 +424,7 @@ async function numbers() {
   const query = view.since
     ? new URLSearchParams({ since: new Date(view.since * 1000).toISOString(), until: new Date(view.until * 1000).toISOString() })
     : new URLSearchParams({ minutes: view.minutes });
+  if (chosen.value) query.set("segment", chosen.value); // else it may be among those that are left out
   const answer = await fetch(`/api/v1/streams/${place.dataset.stream}/acceptance?${query}`, { signal: AbortSignal.timeout(ANSWER_MILLISECONDS) });
   const told = await answer.json();
   if (!answer.ok) throw new Error(told.detail);
@@ -446,7 +447,7 @@ function start() {
     zoom(null);
   });
   document.getElementById("reset-zoom").addEventListener("click", () => zoom(null));
-  chosen.addEventListener("change", () => { writeAddress(); if (series) paint(); });
+  chosen.addEventListener("change", () => { writeAddress(); draw(); });
   table.addEventListener("toggle", () => { if (table.open && series) fillTable(); });
   place.addEventListener("keydown", (event) => {
     if (!series || !plots.length || event.ctrlKey || event.metaKey || event.altKey || !(event.key in KEYS)) return;
