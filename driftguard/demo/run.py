@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 from rich.console import Console
+from rich.markup import escape
 
 from driftguard.demo import stages
 from driftguard.demo.processes import (
@@ -85,7 +86,7 @@ def run_demo(options: DemoOptions) -> int:
         try:
             _play(options, console, facts, directory, stack, stops)
         except (DemoFailed, httpx.HTTPError) as error:
-            console.print(f"[bold red]The demo failed:[/] {error}", highlight=False)
+            console.print(f"[bold red]The demo failed:[/] {escape(str(error))}", highlight=False)
         except Stopped as stopped:
             console.print("stopped; ending the engine and the sidecar")
             if not facts.happened:

@@ -10,8 +10,11 @@ from typing import Final
 ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Stopped(BaseException):
-    """Raised on the main thread; `number`: of the signal."""
+class Stopped(KeyboardInterrupt):
+    """Raised on the main thread; `number`: of the signal.
+
+    Event loops take other exceptions for errors of the callback that was interrupted, and go on.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__(number)

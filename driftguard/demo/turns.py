@@ -51,7 +51,8 @@ def measure(
     clock: Callable[[], float] = time.monotonic,
 ) -> dict[str, list[float]]:
     """Name of the set-up -> tokens per second of each turn, [TURNS]. One more turn comes before these, to
-    warm up. `clock`: in seconds. Raises DemoFailed: a request failed."""
+    warm up. `clock`: in seconds. Raises DemoFailed: a request failed, or none had
+    tokens."""
     speeds: dict[str, list[float]] = {set_up.name: [] for set_up in set_ups}
     for turn in range(TURNS + 1):
         first = turn % len(set_ups)
@@ -76,5 +77,8 @@ async def _tokens_per_second(traffic: Traffic, set_up: SetUp, turn: int, clock: 
             return answer.output_tokens
 
         began_at = clock()
-        tokens = await asyncio.gather(*(ask(number) for number in range(REQUESTS)))
-        return sum(tokens) / (clock() - began_at)
+        tokens = sum(await asyncio.gather(*(ask(number) for number in range(REQUESTS))))
+        seconds = clock() - began_at
+    if not tokens:
+        raise DemoFailed(f"no tokens came in turn {turn} of the speeds, {set_up.name!r}")
+    return tokens / seconds

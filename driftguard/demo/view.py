@@ -65,13 +65,15 @@ class Screen:
         yield stage
         stage.ended_at = time.time()
         if not self.console.is_terminal:
-            self.console.print(f"[{stage.seconds:5.1f} s] {stage.title}: {stage.note}", highlight=False)
+            self.console.print(
+                f"[{stage.seconds:5.1f} s] {stage.title}: {stage.note}", highlight=False, markup=False
+            )
 
     def step(self, text: str) -> None:
         """What a long stage does now: the state of the live view, else a line of its own."""
         self.state = text
         if not self.console.is_terminal:
-            self.console.print(f"{'':9} {text}", highlight=False)
+            self.console.print(f"{'':9} {text}", highlight=False, markup=False)
 
     def _render(self) -> RenderableType:
         table = Table.grid(padding=(0, 1))

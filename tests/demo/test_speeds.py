@@ -10,9 +10,11 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
+import pytest
 from rich.console import Console
 
 from driftguard.demo import turns
+from driftguard.demo.processes import DemoFailed
 from driftguard.demo.report import in_words, summary_table
 from driftguard.demo.speeds import change
 from driftguard.demo.stages import Facts
@@ -23,9 +25,11 @@ KNOWN = Load({"code": 1.0}, {"code": "python"})
 
 
 @contextmanager
-def engines(seconds: Callable[[str, int], float]) -> Iterator[tuple[list[SetUp], Callable[[], float]]]:
+def engines(
+    seconds: Callable[[str, int], float], tokens: int
+) -> Iterator[tuple[list[SetUp], Callable[[], float]]]:
     """Two engines behind one address, and their clock: each request takes so many seconds of it, by the
-    engine and the number of the request."""
+    engine and the number of the request, and has so many tokens."""
     served, now, lock = [0], [0.0], threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
@@ -36,7 +40,7 @@ def engines(seconds: Callable[[str, int], float]) -> Iterator[tuple[list[SetUp],
             with lock:
                 served[0] += 1
                 now[0] += seconds(self.path.split("/")[1], served[0])
-            body = json.dumps({"usage": {"completion_tokens": 64}}).encode()
+            body = json.dumps({"usage": {"completion_tokens": tokens}}).encode()
             self.send_response(200)
             self.send_header("content-length", str(len(body)))
             self.end_headers()
@@ -49,13 +53,15 @@ def engines(seconds: Callable[[str, int], float]) -> Iterator[tuple[list[SetUp],
         thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         url = f"http://127.0.0.1:{http.server_port}"
-        yield [SetUp(name, f"{url}/{name}", KNOWN) for name in ("before", "after")], lambda: now[0]
-        http.shutdown()
-        thread.join()
+        try:
+            yield [SetUp(name, f"{url}/{name}", KNOWN) for name in ("before", "after")], lambda: now[0]
+        finally:
+            http.shutdown()
+            thread.join()
 
 
-def speeds_of(seconds: Callable[[str, int], float]) -> dict[str, list[float]]:
-    with engines(seconds) as (set_ups, clock):
+def speeds_of(seconds: Callable[[str, int], float], tokens: int = 64) -> dict[str, list[float]]:
+    with engines(seconds, tokens) as (set_ups, clock):
         traffic = Traffic("", KNOWN, seed=5)
         traffic._prompts["python"] = ["def f():"]
         return measure(traffic, set_ups, lambda _: None, clock)
@@ -78,6 +84,11 @@ def test_a_slower_draft_is_told_under_growing_load() -> None:
     speeds = speeds_of(lambda name, number: slower_and_slower(name, number) * (2 if name == "after" else 1))
     found = change(speeds["after"], speeds["before"])
     assert found.low < -0.5 < found.high < -0.4, found
+
+
+def test_a_turn_without_tokens_is_told() -> None:
+    with pytest.raises(DemoFailed, match="no tokens came in turn 0 of the speeds, 'before'"):
+        speeds_of(lambda *_: 1.0, tokens=0)
 
 
 def test_the_interval_holds_the_true_change_as_often_as_it_says() -> None:
