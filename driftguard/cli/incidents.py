@@ -89,6 +89,8 @@ def show_incident(
 
 
 def print_incident(incident: dict[str, Any], sidecar: str) -> None:
+    from driftguard.cli.sidecar_client import without_password
+
     diagnosis, cause = incident["diagnosis"] or {}, "not known yet"
     if diagnosis:
         cause = f"{diagnosis['summary']} ({diagnosis['confidence']} confidence)"
@@ -112,7 +114,7 @@ def print_incident(incident: dict[str, Any], sidecar: str) -> None:
             "because": diagnosis.get("reason"),
             "to do": diagnosis.get("recommended_action"),
             "afterwards": incident["aftermath"] and incident["aftermath"]["text"],
-            "page": f"{sidecar.rstrip('/')}/incidents/{incident['id']}",
+            "page": f"{without_password(sidecar).rstrip('/')}/incidents/{incident['id']}",
         }
     )
     if incident["actions"]:

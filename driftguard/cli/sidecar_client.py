@@ -38,8 +38,8 @@ def call(
     """The sidecar's answer; the key is DRIFTGUARD_API_KEY, where that is set. Values of `query` that are None
     are left out.
 
-    Raises BadInput (the address, or what the sidecar finds wrong with the input), DriftGuardError: no
-    answer, not that of a sidecar, or title and detail of its problem document.
+    Raises BadInput (the address, the key, or what the sidecar finds wrong with the input), DriftGuardError:
+    no answer, not that of a sidecar, or title and detail of its problem document.
     """
     with _answering(method, base_url, path, body, query, seconds) as answer:
         answer.read()
@@ -62,12 +62,14 @@ def _answering(
     seconds: float,
 ) -> Iterator[httpx.Response]:
     """The answer, whose body is still to be read, where it is no error."""
+    place = without_password(base_url)
     if not base_url.startswith(("http://", "https://")):
-        raise BadInput(f"--sidecar: {base_url} does not begin with http:// or https://")
-    key = os.environ.get("DRIFTGUARD_API_KEY")
+        raise BadInput(f"--sidecar: {place} does not begin with http:// or https://")
+    key = os.environ.get("DRIFTGUARD_API_KEY", "")
+    if not all("!" <= character <= "~" for character in key):  # the error of the HTTP library would show it
+        raise BadInput("DRIFTGUARD_API_KEY: holds a space, a line break or another character that no key has")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     given = {name: value for name, value in (query or {}).items() if value is not None}
-    place = _without_password(base_url)
     try:
         url = base_url.rstrip("/") + path
         with httpx.stream(method, url, json=body, params=given, headers=headers, timeout=seconds) as answer:
@@ -75,7 +77,9 @@ def _answering(
                 answer.read()
                 _refuse(place, answer)
             yield answer
-    except (httpx.InvalidURL, httpx.HTTPError, UnicodeEncodeError) as error:
+    except httpx.InvalidURL:  # its text may be a part of the password
+        raise BadInput(f"--sidecar: {place} is not an address") from None
+    except httpx.HTTPError as error:
         raise DriftGuardError(
             f"no answer from {place}: {error or type(error).__name__}; is `driftguard serve` running there? "
             "--sidecar or DRIFTGUARD_SIDECAR names another address"
@@ -100,11 +104,11 @@ def _object(base_url: str, answer: httpx.Response) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        told = f"{_without_password(base_url)} is no sidecar: its answer ({answer.status_code}) is not JSON"
+        told = f"{without_password(base_url)} is no sidecar: its answer ({answer.status_code}) is not JSON"
         raise DriftGuardError(told)
     return found
 
 
-def _without_password(url: str) -> str:
-    scheme, separator, rest = url.partition("://")
+def without_password(url: str) -> str:
+    scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
     return f"{scheme}{separator}{rest.rpartition('@')[2]}"

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from driftguard.cli.sidecar_client import call
+from driftguard.cli.sidecar_client import call, without_password
 
 _OF = {"all": "", "first": "of the first draft token ", "both": "of the first draft token where K varies "}
 _STYLES = {
@@ -51,13 +51,14 @@ def print_status(base_url: str, *, as_json: bool, limit: int) -> None:
         print_stream(stream)
         console.print()
     if left_out := status["streams_left_out"]:
-        console.print(f"{left_out:,} more; raise --limit, or search at {base_url}", markup=False)
+        place = without_password(base_url)
+        console.print(f"{left_out:,} more; raise --limit, or search at {place}", markup=False)
 
 
 def print_stream(stream: dict[str, Any]) -> None:
     console, style = _console(), _STYLES.get(stream["verdict"], "dim")
     console.print(
-        f"[bold]{escape(stream['server'])}[/] {escape(stream['target'])}, {stream['method']} "
+        f"[bold]{escape(stream['server'])}[/] {escape(stream['target'])}, {escape(stream['method'])} "
         f"{escape(stream['draft_version'])}, stream {stream['id']}"
     )
     console.print(f"  [{style}]{escape(stream['text'])}[/]")

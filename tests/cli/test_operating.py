@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from driftguard.cli import app
 from driftguard.cli.output import table
+from driftguard.cli.status_table import print_stream
 from driftguard.demo.processes import free_url
 from driftguard.errors import DriftGuardError
 from driftguard.store.database import Database
@@ -86,6 +87,14 @@ def test_a_piped_table_has_one_line_per_row_without_boxes_colours_or_wrapping(
     assert row.endswith(summary)
     for command in (["settings"], ["status"], ["streams", "list"], ["runs", "list"], ["incidents", "--help"]):
         assert told(client, *command).isascii(), command
+
+
+def test_names_are_shown_as_they_are(
+    capsys: pytest.CaptureFixture[str], sidecar: tuple[httpx.Client, UUID]
+) -> None:
+    stream = sidecar[0].get("/api/v1/streams/1").json()
+    print_stream({**stream, "method": "[/tree]", "server": "[chat]"})
+    assert capsys.readouterr().out.startswith(f"[chat] {stream['target']}, [/tree] ")
 
 
 def test_status_is_not_wrapped_where_it_is_piped(sidecar: tuple[httpx.Client, UUID]) -> None:
@@ -181,8 +190,29 @@ def test_a_sidecar_that_is_not_there_is_named_without_its_password() -> None:
     assert str(refused("127.0.0.1:8200", "status")) == (
         "--sidecar: 127.0.0.1:8200 does not begin with http:// or https://"
     )
+    assert (
+        str(refused("http://me:hun/ter2@chat:8200", "status"))
+        == "--sidecar: http://chat:8200 is not an address"
+    )
+    assert "hunter2" not in str(refused("me:hunter2@chat:8200", "status"))
     with served() as other:
         assert "is no sidecar: its answer (404) is not JSON" in str(refused(other.url, "drafts", "list"))
+
+
+def test_neither_password_nor_key_is_shown(
+    sidecar: tuple[httpx.Client, UUID], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, incident_id = sidecar
+    url = str(client.base_url).replace("//", "//me:hunter2@")
+    result = CliRunner().invoke(app, ["incidents", "show", str(incident_id), "--sidecar", url])
+    assert str(client.base_url).rstrip("/") in result.stdout
+    assert "hunter2" not in result.output
+    for key in ("dg_secret\n", "dg_s\xe9cret"):
+        monkeypatch.setenv("DRIFTGUARD_API_KEY", key)
+        error = refused(client, "incidents", "list")
+        assert str(error).startswith("DRIFTGUARD_API_KEY: holds ")
+        assert error.exit_code == 2
+        assert "cret" not in str(error)
 
 
 def test_a_missing_key_is_named_with_what_makes_one(database: Database, tmp_path: Path) -> None:
