@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 
@@ -20,8 +21,13 @@ def run_doctor(settings: Settings, config: Path | None, *, as_json: bool, send_t
     """Prints what was found; 1 where a check failed."""
     if config is None and (named := os.environ.get(CONFIG_VARIABLE)):
         config = Path(named)
-    found = []
-    for finding in checks(settings, config, send_test_page=send_test_page):
+    found: list[Finding] = []
+    made = checks(settings, config, send_test_page=send_test_page)
+    while True:
+        with redirect_stdout(sys.stderr):  # of what is logged meanwhile
+            finding = next(made, None)
+        if finding is None:
+            break
         found.append(finding)
         if not as_json:
             _print(finding)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import redirect_stdout
 from datetime import datetime
 from enum import StrEnum
 from importlib.metadata import version
@@ -372,7 +373,8 @@ def key_list(config: Config = None, as_json: AsJson = False) -> None:
     from driftguard.store.keys import list_keys
     from driftguard.store.open_database import open_database
 
-    with open_database(load_settings(config)) as database, database.session() as session:
+    logged_apart = redirect_stdout(sys.stderr)
+    with logged_apart, open_database(load_settings(config)) as database, database.session() as session:
         found = list_keys(session)
     if as_json:
         named = [{"name": k.name, "created_at": k.created_at, "revoked_at": k.revoked_at} for k in found]

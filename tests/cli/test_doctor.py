@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -121,6 +125,72 @@ def test_an_embedded_database_that_was_never_started_is_not_made(tmp_path: Path)
     del patient.settings[0]
     assert patient.checked()["database"]["fix"].startswith("driftguard serve")
     assert not (tmp_path / "postgres").exists()
+
+
+def test_what_is_logged_meanwhile_is_no_part_of_the_answer(tmp_path: Path) -> None:
+    """A killed server has left its number behind, which is logged; what is left does not start."""
+    patient = Patient(tmp_path, "")
+    del patient.settings[0]
+    (tmp_path / "postgres").mkdir()
+    (tmp_path / "postgres" / "PG_VERSION").write_text("18\n")
+    (tmp_path / "postgres" / "postmaster.pid").write_text("4194305\n")
+    assert "does not start" in patient.checked()["database"]["found"]
+    assert not (tmp_path / "postgres" / "postmaster.pid").exists()
+
+
+def test_a_directory_that_this_user_may_not_enter(tmp_path: Path) -> None:
+    patient = Patient(tmp_path, "")
+    patient.settings = [f'data_dir = "{tmp_path / ("x" * 300)}"', "port = 9"]  # refused to root too
+    found = patient.checked()["data directory"]
+    assert found["state"] == "failed"
+    assert "cannot be reached" in found["found"]
+
+
+def test_servers_that_never_end_their_answer_do_not_hold_it_up(
+    patient: Patient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("driftguard.app.doctor.servers.SECONDS", 0.5)
+    with dripping() as place:
+        engine = ["[[engines]]", 'server = "chat"', f'admin_url = "http://{place}"']
+        hook = f"http://{place}/hook"
+        patient.settings[2] = f"port = {place.rpartition(':')[2]}"
+        patient.settings += [*engine, "[alerting]", f'webhook_urls = ["{hook}"]']
+        began_at = time.monotonic()
+        checks = patient.checked()
+    assert time.monotonic() - began_at < 20.0
+    assert checks["sidecar"]["found"].startswith("none answers")
+    assert checks[f"webhook:http://{place}"]["found"] == "no answer within 0.5 s"
+    assert checks["engine chat"]["state"] == "failed"
+
+
+@contextmanager
+def dripping() -> Iterator[str]:
+    """host:port of a server whose answers come a byte at a time: /admin/info stays silent."""
+    ended = threading.Event()
+
+    def answer(connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            if b"/admin/info" not in connection.recv(4096):
+                for _ in range(400):  # for a minute, if it is read so long
+                    connection.sendall(b"H")
+                    if ended.wait(0.15):
+                        return
+            ended.wait(60)
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=answer, args=(listener.accept()[0],)).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=accept)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            ended.set()
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
 
 
 def test_the_clock_of_the_database(tmp_path: Path, empty_database_url: str) -> None:

@@ -25,7 +25,7 @@ LEAST_KEY_CHARACTERS: Final = 32
 
 def database(settings: Settings) -> Iterator[Finding]:
     """An embedded server is started for the checks where it does not run, as for every command."""
-    if settings.database_url is None and not (settings.data_directory / "postgres").exists():
+    if settings.database_url is None and not _is_made(settings):
         yield from _not_made_yet(settings)
         return
     with ExitStack() as stack:
@@ -45,6 +45,13 @@ def database(settings: Settings) -> Iterator[Finding]:
             return
         yield Finding("schema", "ok", f"at {head_revision()}, as this version needs")
         yield from _keys(settings, opened)
+
+
+def _is_made(settings: Settings) -> bool:
+    try:
+        return (settings.data_directory / "postgres").exists()
+    except OSError:  # may not be seen, which the check of files tells
+        return False
 
 
 def _not_made_yet(settings: Settings) -> Iterator[Finding]:

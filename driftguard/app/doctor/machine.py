@@ -45,7 +45,10 @@ def files(settings: Settings, config: Path | None) -> Iterator[Finding]:
     if config is not None:
         yield _config(settings, config)
     place = _existing(settings.data_directory)
-    if not os.access(place, os.W_OK | os.X_OK):
+    if place is None:
+        fix = "let this user enter the directories above it, or set data_dir"
+        yield Finding("data directory", "failed", f"{settings.data_directory} cannot be reached", fix)
+    elif not os.access(place, os.W_OK | os.X_OK):
         fix = f"let this user write there, or set data_dir (chown {os.getuid()} {place})"
         yield Finding("data directory", "failed", f"{place} cannot be written", fix)
     elif place == settings.data_directory and place.stat().st_mode & stat.S_IWOTH:
@@ -67,6 +70,8 @@ def _config(settings: Settings, config: Path) -> Finding:
 def disk(settings: Settings) -> Iterator[Finding]:
     """Of data_dir: embedded database with records and captures, drafts, spool files."""
     place = _existing(settings.data_directory)
+    if place is None:
+        return  # which has been told
     free = shutil.disk_usage(place).free
     told = f"{free / 2**30:,.1f} GiB free for {settings.data_directory}"
     if free >= TIGHT_BYTES:
@@ -76,5 +81,9 @@ def disk(settings: Settings) -> Iterator[Finding]:
     yield Finding("disk", "failed" if free < FULL_BYTES else "warning", told, fix)
 
 
-def _existing(path: Path) -> Path:
-    return next(parent for parent in (path, *path.parents) if parent.exists())
+def _existing(path: Path) -> Path | None:
+    """The directory, or the nearest above it that exists; None where this user may not see it."""
+    try:
+        return next(parent for parent in (path, *path.parents) if parent.exists())
+    except OSError:
+        return None

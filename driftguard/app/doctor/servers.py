@@ -39,7 +39,7 @@ def sidecar(settings: Settings) -> Iterator[Finding]:
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
     url = url_of(host, settings.port)
     try:
-        found = httpx.get(f"{url}/readyz", timeout=SECONDS).json()
+        found = _answer("GET", f"{url}/readyz").json()
     except (httpx.HTTPError, httpx.InvalidURL):
         yield Finding("sidecar", "warning", f"none answers at {url}", "driftguard serve")
     except ValueError:
@@ -49,6 +49,19 @@ def sidecar(settings: Settings) -> Iterator[Finding]:
         told = f"ready at {url}" if is_ready else f"not ready at {url}: {found}"
         fix = "" if is_ready else "the log of driftguard serve says more"
         yield Finding("sidecar", "ok" if is_ready else "failed", told, fix)
+
+
+def _answer(method: str, url: str) -> httpx.Response:
+    """Within SECONDS in all, also from who sends a byte now and then. Raises httpx.HTTPError, InvalidURL."""
+
+    async def asked() -> httpx.Response:
+        async with asyncio.timeout(SECONDS), httpx.AsyncClient(timeout=SECONDS) as client:
+            return await client.request(method, url)
+
+    try:
+        return asyncio.run(asked())
+    except TimeoutError:
+        raise httpx.ReadTimeout(f"no answer within {SECONDS:g} s") from None
 
 
 def sources(settings: Settings) -> Iterator[Finding]:
@@ -120,7 +133,7 @@ def engines(settings: Settings) -> Iterator[Finding]:
 
 def _engine(engine: EngineSettings, url: str) -> Finding:
     try:
-        info = EngineAdmin(url, engine.api_key.get_secret_value() if engine.api_key else None).info()
+        info = EngineAdmin(url, engine.api_key.get_secret_value() if engine.api_key else None).info(SECONDS)
     except DriftGuardError as error:
         fix = "admin_url and api_key of this engine, and that it runs"
         return Finding(f"engine {engine.server}", "failed", str(error), fix)
@@ -154,7 +167,7 @@ def _destination(settings: Settings, check: str, url: str, body: object, send_te
     fix = f"alerting.{check.partition(':')[0]}_urls, and that it is reached from here"
     if not send_test_page:
         try:
-            httpx.head(url, timeout=SECONDS)
+            _answer("HEAD", url)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             return Finding(
                 check, "failed", secrets_of(settings).masked(str(error) or type(error).__name__), fix
