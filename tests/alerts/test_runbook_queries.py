@@ -24,5 +24,7 @@ def test_queries_ask_for_metrics_that_there_are(alert: str) -> None:
 def test_commands_are_commands(alert: str) -> None:
     text = RUNBOOKS[alert].read_text(encoding="utf-8")
     commands: Any = typer.main.get_command(app)
-    named = set(re.findall(r"(?:^|`)\s*driftguard ([\w-]+)", text, re.MULTILINE))
-    assert named <= set(commands.commands)
+    named = set(re.findall(r"(?:^|`)\s*driftguard ([\w-]+) ?([\w-]*)", text, re.MULTILINE))
+    assert {noun for noun, _ in named} <= set(commands.commands)
+    for noun, verb in named:
+        assert verb in getattr(commands.commands[noun], "commands", [verb]), f"{noun} {verb}"

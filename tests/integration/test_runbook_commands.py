@@ -51,6 +51,9 @@ driftguard() { "$PYTHON" -m driftguard "$@"; }
 """
 # About the machine of the sidecar, which here has no units and no cluster: only read by the shell.
 OF_THE_MACHINE = ("journalctl", "systemctl", "kubectl", "grep")
+# Nothing was captured, so that a retraining has nothing to do; and no draft was promoted.
+ENDS = {"driftguard retrain": 3, "/rollback": 22, "drafts rollback": 1}
+DECISIONS = ("/acknowledge", "incidents acknowledge", "/resolve", "incidents resolve")
 SERVER = "test"  # as the fake engine calls itself
 
 
@@ -77,8 +80,11 @@ def run(command: str, variables: Mapping[str, str]) -> subprocess.CompletedProce
 
 
 @pytest.fixture
-def variables(database: Database, database_url: str, tmp_path: Path) -> Iterator[dict[str, str]]:
+def variables(
+    database: Database, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[dict[str, str]]:
     """What the runbooks tell to set, and the settings of the commands."""
+    monkeypatch.setenv("DRIFTGUARD_PROBES__PAUSE_SECONDS", "0")  # else `probe run` meets the sidecar's replay
     for name in ("sidecar", "prometheus", "alertmanager"):
         (tmp_path / name).mkdir()
     with ExitStack() as stack:
@@ -108,8 +114,8 @@ def variables(database: Database, database_url: str, tmp_path: Path) -> Iterator
             "DRIFTGUARD_API_KEY": "",
             "DRIFTGUARD_DATABASE_URL": database_url.replace("postgresql+psycopg", "postgresql"),
             "DRIFTGUARD_ENGINES": json.dumps(engines),
-            "DRIFTGUARD_PROBES__PAUSE_SECONDS": "0",
             "DRIFTGUARD_DATA_DIR": str(tmp_path),
+            "DRIFTGUARD_PORT": str(sidecar.base_url.port),
             "PYTHON": sys.executable,
         }
 
@@ -151,12 +157,14 @@ def test_every_command_of_every_runbook_works_as_pasted(
         if command.startswith(OF_THE_MACHINE):
             subprocess.run(["bash", "-n", "-c", command], check=True)
             continue
-        if "/resolve" in command:
-            variables["INCIDENT"] = str(add_incident(database, []))
-        done = run(command, variables)
-        said[command] = done.stdout
-        # Nothing was captured, so that a retraining has nothing to do; and no draft was promoted.
-        code = 3 if "driftguard retrain" in command else 22 if "/rollback" in command else 0
+        decides = any(part in command for part in DECISIONS)
+        of_its_own = {}
+        if decides:
+            stream_id = add_stream(database, f"decided-{len(said)}")
+            of_its_own["INCIDENT"] = str(add_incident(database, [], stream_id=stream_id))
+        done = run(command, variables | of_its_own)
+        said[command] = done.stdout + done.stderr
+        code = next((code for part, code in ENDS.items() if part in command), 0)
         assert done.returncode == code, f"{where}\n{done.stdout}\n{done.stderr}"
     assert set(said) == {command for command in commands() if not command.startswith(OF_THE_MACHINE)}
 
@@ -165,12 +173,18 @@ def test_every_command_of_every_runbook_works_as_pasted(
         return found
 
     assert accepted in answer("incidents?state=unresolved")
+    assert accepted in answer("incidents list --state unresolved")
     assert answer("/acknowledge") == '"acknowledged"\n'
+    assert " is acknowledged\n" in answer("incidents acknowledge")
     assert answer("/resolve") == '"resolved"\n'
-    assert f"{accepted} is resolved" in answer("driftguard accept")
+    assert " is resolved\n" in answer("incidents resolve")
+    assert f"{accepted} is resolved" in answer("incidents accept")
     assert "draft v1 was not promoted here" in answer("/rollback")
+    assert "draft v1 was not promoted here" in answer("drafts rollback")
+    assert "queued as job" in answer("runs start")
+    assert f"sidecar: ready at {variables['SIDECAR']}" in said["driftguard doctor"]
     assert "of the test" in answer("from held_streams")
-    assert "read again within seconds" in answer("driftguard retry")
+    assert "read again within seconds" in answer("streams retry")
     assert "probes replayed on test" in answer("probe run")
     assert "DriftGuardWatchdog" in answer("amtool alert query")
     assert answer("amtool config routes") == "dead-mans-switch\n"
