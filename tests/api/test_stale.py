@@ -21,6 +21,7 @@ from driftguard.status.usual_silence import UsualSilences
 from driftguard.store.database import Database
 from driftguard.store.tables import Record, Stream
 from tests.alerting.http_receiver import wait_until
+from tests.api.pages.reading import text_of
 from tests.pipeline.sidecar import post, running_sidecar
 from tests.pipeline.traffic import Traffic, store
 
@@ -174,4 +175,4 @@ def test_the_api_and_the_page_say_it(database: Database, tmp_path: Path) -> None
         (stream,) = client.get("/api/v1/status").json()["streams"]
         assert (stream["verdict"], stream["in_service"]) == ("stale", True)
         assert datetime.fromisoformat(stream["since"]) == an_hour_ago
-        assert stream["text"] in client.get("/").text
+        assert stream["text"] in text_of(client.get("/").text)

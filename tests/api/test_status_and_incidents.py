@@ -20,6 +20,7 @@ from driftguard.store.database import Database
 from driftguard.store.tables import Draft
 from tests.alerting.http_receiver import wait_until
 from tests.alerting.incident_rows import add_incident, add_stream
+from tests.api.pages.reading import text_of
 from tests.pipeline.sidecar import post, running_sidecar
 from tests.pipeline.traffic import Traffic
 
@@ -244,7 +245,7 @@ def test_the_page_says_what_the_api_says_and_escapes_what_senders_chose(client: 
 
     def on_both() -> bool:
         (stream,) = client.get("/api/v1/status").json()["streams"]
-        shown = client.get("/").text.replace("&lt;", "<").replace("&gt;", ">")
+        shown = text_of(client.get("/").text)
         return stream["text"] in shown and f"{stream['acceptance']['now']['rate']:.3f}" in shown
 
     # The cost of an incident is completed behind the fold, perhaps between the two answers.

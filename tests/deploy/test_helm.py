@@ -116,11 +116,13 @@ def test_changed_settings_restart_the_pods() -> None:
 
 
 @needs_helm
-def test_rules_and_dashboards_are_the_committed_ones_with_the_address_of_the_installation() -> None:
-    objects = rendered(*EVERYTHING)
-    (wanted,) = yaml.safe_load_all(
-        kubernetes_manifest(RuleParameters(base_url="https://driftguard.example.com"))
-    )
+@pytest.mark.parametrize("grafana", [None, "https://grafana.example.com"])
+def test_rules_and_dashboards_are_the_committed_ones_with_the_addresses_of_the_installation(
+    grafana: str | None,
+) -> None:
+    objects = rendered(*EVERYTHING, *([f"grafanaUrl={grafana}/"] if grafana else ()))
+    parameters = RuleParameters(base_url="https://driftguard.example.com", grafana_url=grafana)
+    (wanted,) = yaml.safe_load_all(kubernetes_manifest(parameters))
     assert objects["PrometheusRule-driftguard"]["spec"] == wanted["spec"]
     for name in ("engine", "fleet", "retraining", "stream"):
         config = objects[f"ConfigMap-driftguard-{name}"]

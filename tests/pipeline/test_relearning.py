@@ -16,6 +16,7 @@ from driftguard.pipeline.look_around import LookAround
 from driftguard.status.gather import gather
 from driftguard.status.stream_status import StreamStatus
 from driftguard.store.database import Database
+from tests.api.pages.reading import text_of
 from tests.pipeline.sidecar import running_sidecar
 from tests.pipeline.traffic import Traffic, store
 
@@ -72,7 +73,7 @@ def test_it_is_told_until_a_baseline_is_learned(
     LookAround(database, metrics).look(traffic.clock + timedelta(minutes=1))
     assert f'verdict="{verdict}"}} 1.0'.encode() in metrics.exposition()
     with running_sidecar(database, tmp_path) as client:
-        assert told in client.get("/").text.replace("&#39;", "'")
+        assert told in text_of(client.get("/").text)
 
     store(database, traffic.draw(1000, GOOD), traffic.clock)
     fold_all(database)

@@ -206,7 +206,7 @@ def changed(model: Path, weights: Callable[[str, Tensor], Tensor] | None, direct
     if weights is None:
         return model
     copy = directory / model.name
-    shutil.copytree(model, copy)
+    shutil.copytree(model, copy, ignore=shutil.ignore_patterns("SHA256SUMS"))
     kept = load_file(model / "model.safetensors")
     changed = {name: weights(name, one).to(one.dtype).contiguous() for name, one in kept.items()}
     save_file(changed, copy / "model.safetensors", metadata={"format": "pt"})

@@ -14,7 +14,7 @@ from driftguard_engine.drafters.heads import ChainDrafter
 from driftguard_engine.engine import Engine
 from driftguard_engine.kernels.steps import RowState
 from driftguard_engine.models.base import Features
-from driftguard_engine.models.chain_heads import ChainModel
+from driftguard_engine.models.chain_heads import LeanChainModel
 from driftguard_engine.speculation import Verification
 from torch import Tensor
 
@@ -170,12 +170,14 @@ def copied_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def unread_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
     """The place before a chunk is not read with the chunk's first token."""
-    read = ChainModel.read
+    read = LeanChainModel.read
 
-    def without_first(self: ChainModel, token_ids: Any, spans: Any, hidden: Tensor | None = None) -> Tensor:
+    def without_first(
+        self: LeanChainModel, token_ids: Any, spans: Any, hidden: Tensor | None = None
+    ) -> Tensor:
         return read(self, [7, *token_ids[1:]] if hidden is None else token_ids, spans, hidden)
 
-    monkeypatch.setattr(ChainModel, "read", without_first)
+    monkeypatch.setattr(LeanChainModel, "read", without_first)
 
 
 DEFECTS = [

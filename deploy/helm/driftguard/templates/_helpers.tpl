@@ -31,6 +31,9 @@ env:
   {{- with .Values.externalUrl }}
   - {name: DRIFTGUARD_ALERTING__EXTERNAL_URL, value: {{ . | quote }}}
   {{- end }}
+  {{- with .Values.grafanaUrl }}
+  - {name: DRIFTGUARD_ALERTING__GRAFANA_URL, value: {{ . | quote }}}
+  {{- end }}
   {{- with .Values.sources }}
   - {name: DRIFTGUARD_SOURCES, value: {{ toJson . | quote }}}
   {{- end }}
