@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from uuid import uuid4
 
 import aiohttp
@@ -28,6 +29,7 @@ from driftguard.store.records import BatchResult
 from driftguard_http.origins import url_of
 
 SECONDS: Final = 10.0
+T = TypeVar("T")
 TEST_PAGE: Final = "Test page of `driftguard doctor`: nothing has happened."
 
 
@@ -39,7 +41,7 @@ def sidecar(settings: Settings) -> Iterator[Finding]:
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
     url = url_of(host, settings.port)
     try:
-        found = _answer("GET", f"{url}/readyz").json()
+        found = _in_time(lambda: httpx.get(f"{url}/readyz", timeout=SECONDS)).json()
     except (httpx.HTTPError, httpx.InvalidURL):
         yield Finding("sidecar", "warning", f"none answers at {url}", "driftguard serve")
     except ValueError:
@@ -51,15 +53,20 @@ def sidecar(settings: Settings) -> Iterator[Finding]:
         yield Finding("sidecar", "ok" if is_ready else "failed", told, fix)
 
 
-def _answer(method: str, url: str) -> httpx.Response:
-    """Within SECONDS in all, also from who sends a byte now and then. Raises httpx.HTTPError, InvalidURL."""
+def _in_time(ask: Callable[[], T]) -> T:
+    """Its result, within SECONDS in all: the client's own limits are never reached by a server that sends a
+    byte now and then, or while a name is looked up. Raises what it raises, and httpx.ReadTimeout."""
+    made: Future[T] = Future()
 
-    async def asked() -> httpx.Response:
-        async with asyncio.timeout(SECONDS), httpx.AsyncClient(timeout=SECONDS) as client:
-            return await client.request(method, url)
+    def run() -> None:
+        try:
+            made.set_result(ask())
+        except Exception as error:  # noqa: BLE001 it is raised below
+            made.set_exception(error)
 
+    threading.Thread(target=run, daemon=True).start()
     try:
-        return asyncio.run(asked())
+        return made.result(SECONDS)
     except TimeoutError:
         raise httpx.ReadTimeout(f"no answer within {SECONDS:g} s") from None
 
@@ -132,9 +139,10 @@ def engines(settings: Settings) -> Iterator[Finding]:
 
 
 def _engine(engine: EngineSettings, url: str) -> Finding:
+    admin = EngineAdmin(url, engine.api_key.get_secret_value() if engine.api_key else None)
     try:
-        info = EngineAdmin(url, engine.api_key.get_secret_value() if engine.api_key else None).info(SECONDS)
-    except DriftGuardError as error:
+        info = _in_time(admin.info)
+    except (DriftGuardError, httpx.ReadTimeout) as error:
         fix = "admin_url and api_key of this engine, and that it runs"
         return Finding(f"engine {engine.server}", "failed", str(error), fix)
     if info.server != engine.server:
@@ -167,7 +175,7 @@ def _destination(settings: Settings, check: str, url: str, body: object, send_te
     fix = f"alerting.{check.partition(':')[0]}_urls, and that it is reached from here"
     if not send_test_page:
         try:
-            _answer("HEAD", url)
+            _in_time(lambda: httpx.head(url, timeout=SECONDS))
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             return Finding(
                 check, "failed", secrets_of(settings).masked(str(error) or type(error).__name__), fix

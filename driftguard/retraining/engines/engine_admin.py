@@ -76,8 +76,8 @@ class EngineAdmin:
         self._secrets = Secrets([*secrets_of_url(url), key or ""])
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
-    def info(self, timeout_seconds: float = _TIMEOUT_SECONDS) -> EngineInfo:
-        return _decode(self._call("GET", "/admin/info", None, timeout_seconds), EngineInfo)
+    def info(self) -> EngineInfo:
+        return _decode(self._call("GET", "/admin/info"), EngineInfo)
 
     def load(self, directory: Path, version: str) -> EngineDraft:
         """Loads a draft beside the one in service; loading it again changes nothing."""
