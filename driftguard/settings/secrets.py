@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from pydantic import BaseModel, SecretStr
 
-from driftguard.masking import Secrets, secrets_of_url
+from driftguard.masking import MASK, Secrets, secrets_of_url
 from driftguard.settings import Settings
 
 
@@ -28,3 +28,8 @@ def _secrets(value: object, name: str) -> Iterator[str]:
         yield from _secrets(value.get_secret_value(), name)
     elif isinstance(value, str) and "://" in value:
         yield from secrets_of_url(value, is_webhook="webhook" in name)
+
+
+def masked_command(command: Sequence[str]) -> list[str]:
+    """Its program, and a mask for each argument: any may be a secret."""
+    return [*command[:1], *[MASK] * len(command[1:])]

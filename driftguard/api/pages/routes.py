@@ -36,11 +36,10 @@ from driftguard.api.status import Places, models_of, source_models
 from driftguard.api.status_models import Rate, StreamStatusModel
 from driftguard.api.streams import decode, matching
 from driftguard.errors import NotFound
-from driftguard.masking import MASK
 from driftguard.metrics.labels import StreamVerdict
 from driftguard.retraining.promotion.watch import against
 from driftguard.settings.loading import describe_settings
-from driftguard.settings.secrets import secrets_of
+from driftguard.settings.secrets import masked_command, secrets_of
 from driftguard.status import stream_list, unrecorded
 from driftguard.status.stream_list import Choice, Order
 from driftguard.status.verdict import WORST_FIRST, Standing, standings
@@ -256,7 +255,7 @@ def _told(name: str, value: object) -> str:
     """A setting's value; of a list of groups what differs from their defaults; of a command its program: any
     argument may be a secret."""
     if name == _COMMAND and isinstance(value, list):
-        return str([*value[:1], *[MASK] * len(value[1:])])
+        return str(masked_command(value))
     if isinstance(value, list | tuple) and value and isinstance(value[0], BaseModel):
         return json.dumps([one.model_dump(mode="json", exclude_defaults=True) for one in value])
     return str(value)
