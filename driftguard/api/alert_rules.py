@@ -16,7 +16,9 @@ router = APIRouter(tags=["health"])
 YAML: Final = "application/yaml"  # RFC 9512
 _DEFAULT: Final = RuleParameters()
 _RULES: Final = {
-    "content": {YAML: {"schema": {"type": "string"}, "example": "groups:\n  - name: driftguard-recorded\n"}}
+    "content": {
+        YAML: {"schema": {"type": "object"}, "example": {"groups": [{"name": "driftguard-recorded"}]}}
+    }
 }
 
 

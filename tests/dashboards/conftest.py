@@ -17,7 +17,7 @@ from tests.integration.conftest import BAD
 from tests.integration.conftest import drifted_sidecar as drifted_sidecar  # noqa: PLC0414 (a fixture, shared)
 from tests.integration.servers import PROMETHEUS, Prometheus, running_prometheus
 from tests.pipeline.sidecar import post
-from tests.pipeline.traffic import Traffic
+from tests.pipeline.traffic import Traffic, with_positions
 
 SCRAPES = 3
 
@@ -60,7 +60,7 @@ def _go_on(fleet: Fleet, drifted: httpx.Client, mended: MendedSidecar, engine: S
     """All counters increase between scrapes, so that they have a rate."""
     traffic = Traffic(seed=23, start=datetime.now(UTC) - timedelta(seconds=60), seconds_apart=0.1)
     for count in range(1, SCRAPES + 1):
-        post(drifted, traffic.draw(30, BAD))
+        post(drifted, with_positions(traffic.draw(30, BAD)))
         mended.go_on()
         engine.go_on()
         wait_until(lambda: _fewest_samples(fleet) > count, "another scrape of everything")  # noqa: B023

@@ -29,7 +29,7 @@ from driftguard.store.database import Database
 from driftguard.store.tables import RetrainRun
 from tests.engine.server.fake_engine import FakeEngine
 from tests.engine.telemetry.finished import finished_request
-from tests.pipeline.traffic import Traffic, store
+from tests.pipeline.traffic import Traffic, store, with_positions
 
 GOOD = {"code": 0.75, "german": 0.7}
 PLACE = {"server": "chat", "target": "target"}
@@ -77,7 +77,7 @@ class MendedSidecar:
         self._pipeline = Pipeline(database, DetectorConfig(), self.metrics)
         self._looking = LookAround(database, self.metrics)
         self._random = Traffic(seed=22, start=datetime.now(UTC) - timedelta(minutes=2), seconds_apart=0.05)
-        store(database, self._random.draw(100, GOOD))
+        store(database, with_positions(self._random.draw(100, GOOD)))
         self._retrained()
         self._measured()
         self._not_recorded()
@@ -85,7 +85,7 @@ class MendedSidecar:
     def go_on(self) -> None:
         """One more run ends, and everything else goes on."""
         self._add_run("nothing_to_do")
-        store(self._database, self._random.draw(20, GOOD))
+        store(self._database, with_positions(self._random.draw(20, GOOD)))
         self.metrics.sources.observe("chat", "vllm", "reporting", datetime.now(UTC))
         self.metrics.notifications.attempts.labels("webhook", "firing", "delivered").inc()
         self.metrics.ingest.captures.labels("accepted").inc()

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import numpy as np
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -73,6 +74,18 @@ class Traffic:
             output_tokens=emitted,
             time_per_output_token_seconds=SECONDS_PER_STEP * steps / emitted,
         )
+
+
+def with_positions(records: Sequence[AcceptanceRecord]) -> list[AcceptanceRecord]:
+    """With what was accepted at each position of the drafts, as much at each as possible."""
+    return [
+        msgspec.structs.replace(
+            record,
+            drafted_per_position=[record.steps] * K,
+            accepted_per_position=[(record.accepted + K - 1 - place) // K for place in range(K)],
+        )
+        for record in records
+    ]
 
 
 def store(
