@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -137,14 +138,19 @@ def print_incident(incident: dict[str, Any], sidecar: str) -> None:
 Reason = Annotated[str, typer.Option(help="Why; it is stored with the incident.")]
 
 
-def _decide(incident_id: UUID, what: str, reason: str, sidecar: str, as_json: bool) -> dict[str, Any]:
-    """The incident after a person's decision, which was printed where JSON is wanted."""
+def _decide(
+    incident_id: UUID,
+    what: str,
+    reason: str,
+    sidecar: str,
+    as_json: bool,
+    told: Callable[[dict[str, Any]], str] = lambda incident: f"is {incident['state']}",
+) -> None:
+    """Sends a person's decision. told: what became of the incident, in a few words."""
     from driftguard.cli.sidecar_client import call
 
     answer = call("POST", sidecar, f"{PATH}/{incident_id}/{what}", {"reason": reason})
-    if as_json:
-        print(answer.text)
-    return answer.found
+    print(answer.text if as_json else f"{answer.found['id']} {told(answer.found)}")
 
 
 def _segments(incident: dict[str, Any]) -> str:
@@ -156,9 +162,7 @@ def acknowledge(
     incident_id: IncidentId, reason: Reason, sidecar: Sidecar = DEFAULT_SIDECAR, as_json: AsJson = False
 ) -> None:
     """Say that a person looks at an incident."""
-    incident = _decide(incident_id, "acknowledge", reason, sidecar, as_json)
-    if not as_json:
-        print(f"{incident['id']} is {incident['state']}")
+    _decide(incident_id, "acknowledge", reason, sidecar, as_json)
 
 
 @commands.command()
@@ -166,9 +170,7 @@ def resolve(
     incident_id: IncidentId, reason: Reason, sidecar: Sidecar = DEFAULT_SIDECAR, as_json: AsJson = False
 ) -> None:
     """End an incident; the next change opens another one."""
-    incident = _decide(incident_id, "resolve", reason, sidecar, as_json)
-    if not as_json:
-        print(f"{incident['id']} is {incident['state']}")
+    _decide(incident_id, "resolve", reason, sidecar, as_json)
 
 
 @commands.command()
@@ -176,10 +178,12 @@ def accept(
     incident_id: IncidentId, reason: Reason, sidecar: Sidecar = DEFAULT_SIDECAR, as_json: AsJson = False
 ) -> None:
     """Take the new level as normal, and learn it anew."""
-    incident = _decide(incident_id, "accept", reason, sidecar, as_json)
-    if not as_json:
+
+    def told(incident: dict[str, Any]) -> str:
         learned = f"the baseline of {_segments(incident)} will be learned anew with the next record"
-        print(f"{incident['id']} is resolved; {learned}")
+        return f"is resolved; {learned}"
+
+    _decide(incident_id, "accept", reason, sidecar, as_json, told)
 
 
 @commands.command()
@@ -187,7 +191,9 @@ def usual(
     incident_id: IncidentId, reason: Reason, sidecar: Sidecar = DEFAULT_SIDECAR, as_json: AsJson = False
 ) -> None:
     """Take as usual what repeats an earlier incident."""
-    incident = _decide(incident_id, "usual", reason, sidecar, as_json)
-    if not as_json:
+
+    def told(incident: dict[str, Any]) -> str:
         cycle = incident["evidence"]["repeats"]["cycle"]
-        print(f"{incident['id']} is resolved; {_segments(incident)} is expected to change so every {cycle}")
+        return f"is resolved; {_segments(incident)} is expected to change so every {cycle}"
+
+    _decide(incident_id, "usual", reason, sidecar, as_json, told)
