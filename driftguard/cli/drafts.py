@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
 
@@ -19,7 +20,7 @@ from driftguard.cli.options import (
     Yes,
     confirm,
 )
-from driftguard.cli.output import more, print_table, time_of
+from driftguard.cli.output import print_list, time_of
 from driftguard.errors import BadInput
 
 commands = typer.Typer(no_args_is_help=True, help="List drafts, roll one back, announce one.")
@@ -43,26 +44,19 @@ def list_drafts(
     as_json: AsJson = False,
 ) -> None:
     """List drafts, the newest first."""
-    from driftguard.cli.sidecar_client import call
-
     query = {
         "state": state, "server": server, "target": target, "since": since, "until": until,
         "limit": limit, "cursor": cursor,
     }  # fmt: skip
-    answer = call("GET", sidecar, "/api/v1/drafts", query=query)
-    if as_json:
-        print(answer.text)
-        return
-    rows = [
-        (
+
+    def row(draft: dict[str, Any]) -> Sequence[object]:
+        return (
             draft["version"], draft["state"], draft["server"], draft["method"], draft["parent_version"],
             time_of(draft["created_at"]), time_of(draft["promoted_at"]), draft["target"],
-        )
-        for draft in answer.found["drafts"]
-    ]  # fmt: skip
+        )  # fmt: skip
+
     heads = ("VERSION", "STATE", "SERVER", "METHOD", "TRAINED FROM", "KNOWN SINCE", "PROMOTED", "TARGET")
-    print_table(heads, rows, "no drafts")
-    more(answer.found)
+    print_list(sidecar, "/api/v1/drafts", query, as_json, heads, row, "drafts")
 
 
 @commands.command("rollback")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -21,7 +21,7 @@ from driftguard.cli.options import (
     Since,
     Until,
 )
-from driftguard.cli.output import more, print_facts, print_table, print_text, time_of
+from driftguard.cli.output import print_facts, print_list, print_text, time_of
 
 commands = typer.Typer(no_args_is_help=True, help="List, show, acknowledge and resolve incidents.")
 PATH = "/api/v1/incidents"
@@ -50,18 +50,13 @@ def list_incidents(
     as_json: AsJson = False,
 ) -> None:
     """List incidents, the newest first."""
-    from driftguard.cli.sidecar_client import call
-
     query = {
         "state": state, "server": server, "target": target, "segment": segment, "stream": stream,
         "since": since, "until": until, "limit": limit, "cursor": cursor,
     }  # fmt: skip
-    answer = call("GET", sidecar, PATH, query=query)
-    if as_json:
-        print(answer.text)
-        return
-    rows = [
-        (
+
+    def row(one: dict[str, Any]) -> Sequence[object]:
+        return (
             one["id"],
             one["state"],
             one["severity"],
@@ -69,10 +64,9 @@ def list_incidents(
             one["stream"]["server"],
             one["summary"],
         )
-        for one in answer.found["incidents"]
-    ]
-    print_table(("ID", "STATE", "SEVERITY", "OPENED", "SERVER", "SUMMARY"), rows, "no incidents")
-    more(answer.found)
+
+    heads = ("ID", "STATE", "SEVERITY", "OPENED", "SERVER", "SUMMARY")
+    print_list(sidecar, PATH, query, as_json, heads, row, "incidents")
 
 
 @commands.command("show")

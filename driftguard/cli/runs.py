@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -20,7 +21,7 @@ from driftguard.cli.options import (
     Yes,
     confirm,
 )
-from driftguard.cli.output import more, number, print_facts, print_table, print_text, time_of
+from driftguard.cli.output import number, print_facts, print_list, print_table, print_text, time_of
 
 commands = typer.Typer(no_args_is_help=True, help="List, show and start retraining runs.")
 PATH = "/api/v1/retrain-runs"
@@ -45,26 +46,19 @@ def list_runs(
     as_json: AsJson = False,
 ) -> None:
     """List retraining runs, the newest first."""
-    from driftguard.cli.sidecar_client import call
-
     query = {
         "state": state, "server": server, "target": target, "since": since, "until": until,
         "limit": limit, "cursor": cursor,
     }  # fmt: skip
-    answer = call("GET", sidecar, PATH, query=query)
-    if as_json:
-        print(answer.text)
-        return
-    rows = [
-        (
+
+    def row(run: dict[str, Any]) -> Sequence[object]:
+        return (
             run["id"], _state(run), run["server"], run["trigger"], time_of(run["started_at"]),
             time_of(run["ended_at"]), run["candidate_version"], run["reason"],
-        )
-        for run in answer.found["runs"]
-    ]  # fmt: skip
+        )  # fmt: skip
+
     heads = ("ID", "STATE", "SERVER", "TRIGGER", "STARTED", "ENDED", "CANDIDATE", "REASON")
-    print_table(heads, rows, "no retraining runs")
-    more(answer.found)
+    print_list(sidecar, PATH, query, as_json, heads, row, "retraining runs")
 
 
 def _state(run: dict[str, Any]) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
 from driftguard.cli.options import DEFAULT_SIDECAR, AsJson, Cursor, Limit, OfServer, OfTarget, Sidecar
-from driftguard.cli.output import more, number, print_table, time_of
+from driftguard.cli.output import number, print_list, print_table, time_of
 
 commands = typer.Typer(no_args_is_help=True, help="List and show streams, and their acceptance over time.")
 PATH = "/api/v1/streams"
@@ -41,26 +42,20 @@ def list_streams(
     as_json: AsJson = False,
 ) -> None:
     """List streams with their numbers, the worst first."""
-    from driftguard.cli.sidecar_client import call
-
     query = {
         "q": search, "verdict": verdict, "server": server, "target": target, "method": method,
         "in_service": in_service, "sort": sort, "limit": limit, "cursor": cursor,
     }  # fmt: skip
-    answer = call("GET", sidecar, PATH, query=query)
-    if as_json:
-        print(answer.text)
-        return
-    rows = [
-        (
+
+    def row(stream: dict[str, Any]) -> Sequence[object]:
+        return (
             stream["id"], stream["verdict"], stream["server"], stream["draft_version"], stream["method"],
             *(_rate(stream["acceptance"][when]) for when in ("now", "baseline")),
             number(stream["tokens_per_second"]["now"], ".0f"),
             time_of(stream["last_seen_at"]),
             stream["target"],
-        )
-        for stream in answer.found["streams"]
-    ]  # fmt: skip
+        )  # fmt: skip
+
     heads = (
         "ID",
         "VERDICT",
@@ -73,8 +68,7 @@ def list_streams(
         "LAST SEEN",
         "TARGET",
     )
-    print_table(heads, rows, "no streams")
-    more(answer.found)
+    print_list(sidecar, PATH, query, as_json, heads, row, "streams")
 
 
 def _rate(rate: dict[str, Any] | None) -> str:
