@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from driftguard.cli.lists import print_list
 from driftguard.cli.options import (
     DEFAULT_SIDECAR,
     AsJson,
@@ -20,7 +21,7 @@ from driftguard.cli.options import (
     Yes,
     confirm,
 )
-from driftguard.cli.output import print_list, time_of
+from driftguard.cli.output import time_of
 from driftguard.errors import BadInput
 
 commands = typer.Typer(no_args_is_help=True, help="List drafts, roll one back, announce one.")

@@ -8,6 +8,7 @@ from uuid import UUID
 
 import typer
 
+from driftguard.cli.lists import print_list
 from driftguard.cli.options import (
     DEFAULT_SIDECAR,
     AsJson,
@@ -21,7 +22,7 @@ from driftguard.cli.options import (
     Since,
     Until,
 )
-from driftguard.cli.output import print_facts, print_list, print_text, time_of
+from driftguard.cli.output import print_facts, print_text, time_of
 
 commands = typer.Typer(no_args_is_help=True, help="List, show, acknowledge and resolve incidents.")
 PATH = "/api/v1/incidents"

@@ -9,9 +9,8 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any
 
 LEAST_LAST_COLUMN = 24  # characters
 GAP = "  "
@@ -96,28 +95,6 @@ def time_of(text: str | None) -> str | None:
 
 def number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
-
-
-def print_list(
-    sidecar: str,
-    path: str,
-    query: Mapping[str, Any],
-    as_json: bool,
-    heads: Sequence[str],
-    row: Callable[[dict[str, Any]], Sequence[object]],
-    things: str,
-) -> None:
-    """One page of a list of the API, whose last part of the name in words is its member: of "retraining runs"
-    `runs`. Says on standard error how to get the next page."""
-    from driftguard.cli.sidecar_client import call
-
-    answer = call("GET", sidecar, path, query=query)
-    if as_json:
-        print(answer.text)
-        return
-    print_table(heads, [row(one) for one in answer.found[things.rsplit(maxsplit=1)[-1]]], f"no {things}")
-    if cursor := answer.found.get("next_cursor"):
-        print(f"there is more: --cursor {cursor}", file=sys.stderr)
 
 
 def _text(value: object) -> str:

@@ -8,6 +8,7 @@ from uuid import UUID
 
 import typer
 
+from driftguard.cli.lists import print_list
 from driftguard.cli.options import (
     DEFAULT_SIDECAR,
     AsJson,
@@ -21,7 +22,7 @@ from driftguard.cli.options import (
     Yes,
     confirm,
 )
-from driftguard.cli.output import number, print_facts, print_list, print_table, print_text, time_of
+from driftguard.cli.output import number, print_facts, print_table, print_text, time_of
 
 commands = typer.Typer(no_args_is_help=True, help="List, show and start retraining runs.")
 PATH = "/api/v1/retrain-runs"

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+from driftguard.cli.lists import print_list
 from driftguard.cli.options import DEFAULT_SIDECAR, AsJson, Cursor, Limit, OfServer, OfTarget, Sidecar
-from driftguard.cli.output import number, print_list, print_table, time_of
+from driftguard.cli.output import number, print_table, time_of
 
 commands = typer.Typer(no_args_is_help=True, help="List and show streams, and their acceptance over time.")
 PATH = "/api/v1/streams"
