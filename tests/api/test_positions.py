@@ -15,26 +15,29 @@ from tests.alerting.http_receiver import wait_until
 from tests.pipeline.sidecar import post, running_sidecar
 from tests.store.samples import make_records
 
-NOW = datetime.now(UTC).replace(second=0, microsecond=0)
 AT = ("drafted_per_position", "accepted_per_position")
 
 
+def minutes_ago(minutes: float) -> datetime:
+    """From the minute that runs, asked in a test: modules are imported long before their last test runs."""
+    return datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=minutes)
+
+
 def records(
-    minutes_ago: float, number: int, drafted: list[int] | None, kept: list[int] | None
+    ended_at: datetime, number: int, drafted: list[int] | None, kept: list[int] | None
 ) -> list[AcceptanceRecord]:
     """Of ten steps each."""
     counts = {"steps": 10, "drafted": 30, "accepted": 12, "emitted": 20, AT[0]: drafted, AT[1]: kept}
-    return make_records(
-        number, segments=1, seed=number, ended_at=NOW - timedelta(minutes=minutes_ago), **counts
-    )
+    return make_records(number, segments=1, seed=number, ended_at=ended_at, **counts)
 
 
 def test_positions_are_told_by_series_status_and_metrics(database: Database, tmp_path: Path) -> None:
     """Some records tell what was drafted at a position, some only what was accepted (then each step counts),
     some nothing."""
-    told = records(2, 3, [10, 8, 4], [6, 4, 2])
-    windows = records(2, 2, None, [9, 3])
-    silent = records(2, 5, None, None)
+    ended_at = minutes_ago(2)
+    told = records(ended_at, 3, [10, 8, 4], [6, 4, 2])
+    windows = records(ended_at, 2, None, [9, 3])
+    silent = records(ended_at, 5, None, None)
     with running_sidecar(database, tmp_path) as client:
         post(client, [*told, *windows, *silent])
         wait_until(lambda: client.get("/api/v1/status").json()["unfolded_records"] == 0, "the fold")
@@ -66,12 +69,19 @@ def _counted(exposed: str, name: str) -> Sequence[float]:
 
 
 def test_a_series_is_of_the_time_that_was_asked_for(database: Database, tmp_path: Path) -> None:
-    until = NOW - timedelta(minutes=10)
+    until = minutes_ago(10)
     with database.session() as session:
         for minutes in (5, 20, 90):
-            session.add(ServerStart(server="server-1", started_at=NOW - timedelta(minutes=minutes)))
+            session.add(ServerStart(server="server-1", started_at=until + timedelta(minutes=10 - minutes)))
     with running_sidecar(database, tmp_path) as client:
-        post(client, [one for ago in (5, 15, 25, 45) for one in records(ago, ago, None, None)])
+        post(
+            client,
+            [
+                one
+                for ago in (5, 15, 25, 45)
+                for one in records(until + timedelta(minutes=10 - ago), ago, None, None)
+            ],
+        )
         (stream,) = client.get("/api/v1/status").json()["streams"]
         path = f"/api/v1/streams/{stream['id']}/acceptance"
         span = {"since": (until - timedelta(minutes=20)).isoformat(), "until": until.isoformat()}
@@ -90,7 +100,7 @@ def test_a_series_is_of_the_time_that_was_asked_for(database: Database, tmp_path
         refusals = [client.get(path, params=each) for each in wrong]
     (total,) = [line for line in answer["lines"] if line["segment"] is None]
     assert [point["requests"] for point in total["points"]] == [25, 15]
-    assert [datetime.fromisoformat(at) for at in answer["server_starts"]] == [NOW - timedelta(minutes=20)]
+    assert [datetime.fromisoformat(at) for at in answer["server_starts"]] == [until - timedelta(minutes=10)]
     assert old["bin_seconds"] == 3_600  # finer rollups are not kept for so long
     assert [refusal.status_code for refusal in refusals] == [422] * len(wrong)
     assert "minutes" in refusals[0].text
