@@ -18,12 +18,15 @@ import psycopg
 import pytest
 from typer.testing import CliRunner
 
+from driftguard.app import Sidecar, create_app
 from driftguard.cli import app
 from driftguard.demo.processes import free_url
+from driftguard.settings import Settings, SourceSettings
 from driftguard.store.database import Database
 from driftguard.store.keys import create_key
 from tests.adapters.fake_engines import FakeVllm
-from tests.alerting.http_receiver import http_receiver
+from tests.alerting.http_receiver import http_receiver, wait_until
+from tests.api.ingest_server import serving
 from tests.sources.served import ok, served
 
 PLAIN = "vllm:generation_tokens_total 5\nvllm:num_requests_running 0\n"
@@ -86,6 +89,31 @@ def test_a_sidecar_that_lacks_nothing_but_to_be_started(patient: Patient, specul
     }
     assert "vLLM, counters of acceptance are there (counter)" in checks["source chat"]["found"]
     assert "PostgreSQL" in checks["database"]["found"]
+
+
+def test_sources_of_the_running_sidecar_alone(
+    patient: Patient, database: Database, tmp_path: Path, speculating: str
+) -> None:
+    """`serve --source` names servers that no file of settings knows."""
+    silent = free_url()
+    settings = Settings(
+        data_dir=tmp_path,
+        sources=[
+            SourceSettings(url=speculating, server="chat"),
+            SourceSettings(url=f"{silent}/metrics", server="gone"),
+        ],
+    )
+    with serving(create_app(Sidecar(settings, database, "http://sidecar"))) as client:
+        wait_until(lambda: len(client.get("/api/v1/status").json()["sources"]) == 2, "the first scrape")
+        patient.settings[2] = f"port = {client.base_url.port}"
+        checks = patient.checked()
+    assert checks["source chat"] == {
+        "state": "ok",
+        "found": f"{speculating}: waiting, says the sidecar",
+        "fix": "",
+    }
+    assert checks["source gone"]["state"] == "failed"
+    assert f"{silent}/metrics: unreachable" in checks["source gone"]["found"]
 
 
 def test_people_get_a_line_with_the_fix_below(patient: Patient) -> None:

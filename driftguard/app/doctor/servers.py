@@ -33,13 +33,19 @@ T = TypeVar("T")
 TEST_PAGE: Final = "Test page of `driftguard doctor`: nothing has happened."
 
 
+_UNREAD: Final = ("unreachable", "unreadable", "metrics_hidden")
+_UNUSABLE: Final = (*_UNREAD, "not_speculating", "incomplete")
+_SOURCE_FIX: Final = "url, kind and api_key of this source, and that it is reached from here"
 _Reading = tuple[Source, Scraped, datetime | None]  # the last: what the server's clock told
+
+
+def _sidecar_url(settings: Settings) -> str:
+    return url_of("127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host, settings.port)
 
 
 def sidecar(settings: Settings) -> Iterator[Finding]:
     """The sidecar of these settings, where it runs on this machine."""
-    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
-    url = url_of(host, settings.port)
+    url = _sidecar_url(settings)
     try:
         found = _in_time(lambda: httpx.get(f"{url}/readyz", timeout=SECONDS)).json()
     except (httpx.HTTPError, httpx.InvalidURL):
@@ -72,10 +78,12 @@ def _in_time(ask: Callable[[], T]) -> T:
 
 
 def sources(settings: Settings) -> Iterator[Finding]:
-    """Each is read once, as the sidecar does; nothing is stored."""
+    """Each is read once, as the sidecar does; nothing is stored. With none in the settings, what the running
+    sidecar says of its own: its command line may name some."""
     if not settings.sources:
+        told = _scraped_by_the_sidecar(settings)
         fix = "[[sources]] or --source, if your servers do not send records by themselves"
-        yield Finding("sources", "ok", f"none are scraped; {fix}")
+        yield from told or [Finding("sources", "ok", f"none are scraped; {fix}")]
         return
     try:
         found = sources_of(settings.sources)
@@ -86,6 +94,24 @@ def sources(settings: Settings) -> Iterator[Finding]:
         yield _source(source, scraped)
         if date is not None:
             yield clock(f"clock of {source.identity.server}", date, scraped.at, tolerance_seconds=1.0)
+
+
+def _scraped_by_the_sidecar(settings: Settings) -> list[Finding]:
+    url = f"{_sidecar_url(settings)}/api/v1/status"
+    try:
+        answer = _in_time(lambda: httpx.get(url, timeout=SECONDS))
+        found = [
+            (f"source {source['server']}", f"{source['url']}: {source['condition']}", source)
+            for source in answer.json()["sources"]
+        ]
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError):
+        return []  # what is wrong with the sidecar is a check of its own
+    return [
+        Finding(check, "failed", f"{told}, says the sidecar", source["detail"] or _SOURCE_FIX)
+        if source["condition"] in _UNUSABLE
+        else Finding(check, "ok", f"{told}, says the sidecar")
+        for check, told, source in found
+    ]
 
 
 async def _read_all(settings: Settings, found: Sequence[Source]) -> list[_Reading]:
@@ -119,9 +145,8 @@ def _date(text: str) -> datetime | None:
 
 def _source(source: Source, scraped: Scraped) -> Finding:
     check, where = f"source {source.identity.server}", source.shown_url
-    if scraped.condition in ("unreachable", "unreadable", "metrics_hidden"):
-        fix = "url, kind and api_key of this source, and that it is reached from here"
-        return Finding(check, "failed", f"{where}: {scraped.condition}: {scraped.detail}", fix)
+    if scraped.condition in _UNREAD:
+        return Finding(check, "failed", f"{where}: {scraped.condition}: {scraped.detail}", _SOURCE_FIX)
     name = source.adapter.name if source.adapter else "unknown"
     if scraped.condition == "not_speculating":
         return Finding(check, "failed", f"{where}: no counters of acceptance", scraped.detail)
