@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from typing import Final
 
+import structlog
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from psycopg.errors import LockNotAvailable
 from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
 
 from driftguard.errors import DatabaseUnavailable
 
+_log = structlog.get_logger(__name__)
 _UPGRADE_LOCK = 0x6472696674_01  # "drift" + 1: one upgrade at a time
+LOCK_SECONDS: Final = 3  # less than records wait to be stored
+PAUSE_SECONDS: Final = 2.0  # for what has waited behind the upgrade
+_OPEN_TRANSACTIONS = text(
+    "SELECT pid, application_name, date_trunc('second', now() - xact_start) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    " AND xact_start < now() - make_interval(secs => :seconds) ORDER BY xact_start"
+)
 
 
 def migrations_directory() -> Path:
@@ -55,17 +68,44 @@ def check_revision(connection: Connection, *, place: str) -> None:
 
 
 def run_upgrade(connection: Connection, *, place: str) -> None:
-    """Upgrades to the head revision. Raises DatabaseUnavailable when the database is ahead."""
+    """Upgrades to the head revision.
+
+    Where a table is in use it waits for LOCK_SECONDS, steps back, so that what has queued behind it goes on,
+    and tries again, as often as it takes. Raises DatabaseUnavailable when the database is ahead.
+    """
     connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": _UPGRADE_LOCK})
+    connection.execute(text(f"SET lock_timeout = '{LOCK_SECONDS}s'"))
     connection.commit()
     try:
         _refuse_ahead(_current_revision(connection), head_revision(), place)
-        command.upgrade(alembic_config(connection), "head")
-        connection.commit()
+        while not _upgraded(connection):
+            _log.warning("upgrade_waits", for_transactions=_open_transactions(connection))
+            time.sleep(PAUSE_SECONDS)
     finally:
         connection.rollback()
+        connection.execute(text("RESET lock_timeout"))
         connection.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": _UPGRADE_LOCK})
         connection.commit()
+
+
+def _upgraded(connection: Connection) -> bool:
+    """False, with nothing changed, where another transaction kept a lock."""
+    try:
+        command.upgrade(alembic_config(connection), "head")
+        connection.commit()
+    except DBAPIError as error:
+        if not isinstance(error.orig, LockNotAvailable):
+            raise
+        connection.rollback()
+        return False
+    return True
+
+
+def _open_transactions(connection: Connection) -> list[str]:
+    """The others of this database that have been open for longer than the upgrade has waited."""
+    rows = connection.execute(_OPEN_TRANSACTIONS, {"seconds": LOCK_SECONDS}).all()
+    connection.rollback()
+    return [f"pid {pid} ({name or 'no application_name'}), open for {age}" for pid, name, age in rows]
 
 
 def _current_revision(connection: Connection) -> str | None:
