@@ -3,7 +3,6 @@ servers whose traffic is drawn; a real Prometheus scrapes it all."""
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Iterator
@@ -82,9 +81,7 @@ def record(directory: Path) -> Recording:
         stack.enter_context(running_prometheus(prometheus, [sidecar_url, engine_url]))
         start = time.time()
         _play(engine_url, sidecar_url, receiver, Others(sidecar_url, vllm))
-        recording = Recording(start, time.time())
-    (directory / "recording.json").write_text(json.dumps({"start": recording.start, "end": recording.end}))
-    return recording
+        return Recording(start, time.time())
 
 
 def _play(engine_url: str, sidecar_url: str, receiver: Receiver, others: Others) -> None:
