@@ -110,7 +110,8 @@ def _environment() -> dict[str, str]:
 def sidecar_config(
     directory: Path, engine_url: str, sidecar_url: str, webhooks: Sequence[str], alertmanagers: Sequence[str]
 ) -> str:
-    """The demo's settings, in TOML: a short reference period, capture on, and a short training."""
+    """The demo's settings, in TOML: a short reference period, capture on, and a short training, of which so much
+    is held out that the gate can exclude a loss on the known text."""
     return f"""
 data_dir = "{directory / DATA}"
 [[engines]]
@@ -123,6 +124,7 @@ minimum_drop = 0.1
 [retraining]
 aim_requests = 128
 wait_seconds = 300
+heldout_fraction = 0.3
 steps = 80
 threads = 1
 [alerting]
