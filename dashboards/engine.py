@@ -10,6 +10,8 @@ from dashboards.panels import Panel
 from dashboards.promql import chosen
 
 P: Final = "driftguard_engine"
+NO_ENGINE: Final = "Prometheus has no metrics of this engine"
+NO_DRAFTS: Final = "Nothing was drafted"
 SCRAPE: Final = f"{P}_running_requests"
 DRAFT: Final = chosen("draft_version")
 SPECULATING: Final = 'draft_version!="none"'
@@ -26,13 +28,13 @@ def page() -> Page:
         choices=[frame.choice("draft_version", "Draft version", query, description="The draft versions.")],
         annotations=[_swaps()],
         rows=[
-            Row("Now", _now()),
-            Row("Latency", _latency()),
-            Row("Throughput", _throughput()),
-            Row("Batch and cache", _batch()),
-            Row("Speculation", _speculation()),
-            Row("Telemetry to the sidecar", _telemetry()),
-            Row("Process", panels.process(SCRAPE)),
+            Row("Now", _now(), NO_ENGINE),
+            Row("Latency", _latency(), NO_ENGINE),
+            Row("Throughput", _throughput(), NO_ENGINE),
+            Row("Batch and cache", _batch(), NO_ENGINE),
+            Row("Speculation", _speculation(), NO_DRAFTS),
+            Row("Telemetry to the sidecar", _telemetry(), NO_ENGINE),
+            Row("Process", panels.process(SCRAPE), NO_ENGINE),
         ],
     )
 
@@ -151,14 +153,14 @@ def _throughput() -> list[Panel]:
             unit="reqps",
             words=words.ENDINGS,
             width=8,
-        ),
+        ).no_value("No request has ended"),
         panels.lines(
             "Refused requests",
             "HTTP requests per second that were refused, by error code.",
             (per_second("refused_requests", "code"), "{{code}}"),
             unit="reqps",
             width=8,
-        ),
+        ).no_value("No request was refused"),
     ]
 
 

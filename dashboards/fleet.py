@@ -9,7 +9,9 @@ from dashboards.frame import Page, Row
 from dashboards.panels import Panel
 from dashboards.promql import is_
 
+INCIDENT_PX: Final = 290  # of its id
 SCRAPE: Final = "driftguard_fold_lag_records"
+NO_SIDECAR: Final = "Prometheus has no metrics of a sidecar"
 FAILING: Final = 'condition!~"reporting|idle|waiting"'
 
 
@@ -20,12 +22,12 @@ def page() -> Page:
         scrape=SCRAPE,
         annotations=[streams.change_points(), streams.promotions()],
         rows=[
-            Row("Now", _now()),
-            Row("Streams, the worst first", _streams()),
-            Row("Incidents", _incidents()),
-            Row("Scraped servers", _sources()),
-            Row("Sidecar: ingest", _ingest()),
-            Row("Sidecar: health", _health()),
+            Row("Now", _now(), NO_SIDECAR),
+            Row("Streams, the worst first", _streams(), "No record has arrived"),
+            Row("Incidents", _incidents(), NO_SIDECAR),
+            Row("Scraped servers", _sources(), "The sidecar scrapes no server"),
+            Row("Sidecar: ingest", _ingest(), "No record has arrived"),
+            Row("Sidecar: health", _health(), NO_SIDECAR),
         ],
     )
 
@@ -124,22 +126,32 @@ def _streams() -> list[Panel]:
         table,
         panels.states(
             "Verdicts over time",
-            "The verdict of each stream over time.",
-            (streams.verdicts(), streams.NAME),
+            f"Of the {promql.SHOWN} streams with the worst verdicts at the end of the time shown.",
+            (streams.of_the_worst(streams.verdicts()), streams.NAME),
             mappings=words.by_rank(words.VERDICTS),
-            height=7,
+            width=16,
+            height=11,
+        ),
+        panels.lines(
+            "Streams by verdict",
+            "How many streams have each verdict.",
+            (promql.gauge("driftguard_streams", by=("verdict",)), "{{verdict}}"),
+            unit="none",
+            words=words.VERDICTS,
+            width=8,
+            height=11,
         ),
         panels.lines(
             "Acceptance rate",
-            "Accepted fraction of draft tokens, per stream. Canary probes are left out here and in all "
-            "panels that do not name them.",
-            (streams.acceptance(), streams.NAME),
+            f"Accepted fraction of draft tokens, of the {promql.SHOWN} streams with the worst verdicts. "
+            "Canary probes are left out here and in all panels that do not name them.",
+            (streams.of_the_worst(streams.acceptance()), streams.NAME),
             unit="percentunit",
         ),
         panels.lines(
             "Emitted tokens",
-            "Tokens per second that users receive from verifications, per stream.",
-            (promql.summed_rate(emitted, *traffic, by=streams.LABELS), streams.NAME),
+            "Tokens per second that users receive from verifications, of the same streams.",
+            (streams.of_the_worst(promql.summed_rate(emitted, *traffic, by=streams.LABELS)), streams.NAME),
             unit="short",
         ),
     ]
@@ -165,7 +177,7 @@ def _incidents() -> list[Panel]:
             ),
             unit="cps",
             width=8,
-        ),
+        ).no_value("Nothing was to be told"),
         panels.lines(
             "Undelivered notifications",
             "Notifications that are not delivered yet.",
@@ -204,7 +216,8 @@ def _open_incidents() -> Panel:
     table = panels.where(table, "Severity", panels.filled(words.by_name(words.SEVERITIES)))
     table = panels.where(table, "Likely cause", {"mappings": words.by_name(words.CAUSES)})
     page = "${sidecar:raw}/incidents/${__data.fields.incident}"
-    return panels.where(table, "Incident", panels.link("Open on the status page", page))
+    opening = {**panels.link("Open on the status page", page), "custom.width": INCIDENT_PX}
+    return panels.where(table, "Incident", opening).no_value("No incident is open")
 
 
 def _sources() -> list[Panel]:
@@ -213,15 +226,20 @@ def _sources() -> list[Panel]:
     return [
         panels.states(
             "Condition of the scraped servers",
-            "The condition of each server after its newest scrape.",
-            (streams.conditions(), "{{source}} ({{kind}})"),
+            f"After each scrape, of the {promql.SHOWN} servers in the worst condition at the end of the time "
+            "shown.",
+            (
+                promql.largest(streams.conditions(), of=f"-1 * {streams.conditions()}", by=by),
+                "{{source}} ({{kind}})",
+            ),
             mappings=words.by_rank(words.CONDITIONS),
             height=7,
         ),
         panels.lines(
             "Time since the last good scrape",
-            "How long each server's metrics have not been read. It grows while a server is unreachable.",
-            (promql.age(last), "{{source}} ({{kind}})"),
+            f"How long metrics have not been read, of the {promql.SHOWN} servers that have waited longest. "
+            "It grows while a server is unreachable.",
+            (promql.largest(promql.age(last)), "{{source}} ({{kind}})"),
             unit="s",
         ),
         panels.lines(

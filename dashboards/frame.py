@@ -25,8 +25,11 @@ Variable = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
+    """`empty`: what a panel without data says, unless it says something else itself."""
+
     title: str
     panels: Sequence[Panel]
+    empty: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,17 @@ def build(page: Page) -> models.Dashboard:
         for panel in row.panels:
             number += 1
             built = built.with_panel(panel.id(number))
-    return built.build()
+    return _worded(built.build(), [row.empty for row in page.rows])
+
+
+def _worded(made: models.Dashboard, empty: Sequence[str]) -> models.Dashboard:
+    texts = iter(empty)
+    for panel in made.panels or []:
+        if isinstance(panel, models.RowPanel):
+            text = next(texts)
+        elif panel.field_config is not None and panel.field_config.defaults.no_value is None:
+            panel.field_config.defaults.no_value = text
+    return made
 
 
 def choice(

@@ -29,6 +29,7 @@ AnyPanel = TypeVar("AnyPanel", timeseries.Panel, stat.Panel, table.Panel, statet
 Properties = Mapping[str, object]  # id of a field's property -> its value
 
 MIN_COLUMN_PX: Final = 80  # so that eleven columns fit into a window; Grafana's 150 pushes the last ones out
+COUNTED: Final = ("none", "short", "cps", "ops", "reqps")  # else an axis of zeros goes up to 100
 DATASOURCE: Final = common_models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 
 
@@ -52,6 +53,8 @@ def lines(
     tooltip = common.VizTooltipOptions().mode(common_models.TooltipDisplayMode.MULTI)
     panel = _common(timeseries.Panel(), title, description, width, height).unit(unit)
     panel = panel.legend(legend).tooltip(tooltip.sort(common_models.SortOrder.DESCENDING))
+    if unit in COUNTED:
+        panel = panel.axis_soft_min(0).axis_soft_max(1)
     panel = panel.line_width(1).show_points(common_models.VisibilityMode.AUTO).span_nulls(False)
     panel = panel.color_scheme(dashboard.FieldColor().mode(models.FieldColorModeId.PALETTE_CLASSIC))
     for letter, (expression, name) in zip(ascii_uppercase, queries, strict=False):
@@ -136,7 +139,7 @@ def rows_of(
     (heading -> PromQL). All queries have to keep the same labels, or their rows would not be merged.
     `leading`: the column of values in front of the labels. `labels_only`: the values are hidden."""
     panel = _common(table.Panel(), title, description, width, height).unit("none")
-    panel = panel.min_width(MIN_COLUMN_PX)
+    panel = where_like(panel.min_width(MIN_COLUMN_PX), ".*", {"noValue": "–"})  # of a cell; of a table: Row
     panel = panel.sort_by([common.TableSortByFieldState().display_name(sort_by).desc(descending)])
     letters = ascii_uppercase[: len(columns)]
     for letter, expression in zip(letters, columns.values(), strict=True):

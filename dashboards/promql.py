@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 INTERVAL: Final = "$__rate_interval"
+SHOWN: Final = 20
 
 
 def is_(label: str, value: str) -> str:
@@ -63,6 +64,13 @@ def ranked(name: str, label: str, values: Sequence[str], *matchers: str, by: Seq
     selectors = [series(name, *matchers, is_(label, value)) for value in values]
     places = [f"{place} * ({selector} == 1)" for place, selector in enumerate(selectors, start=1)]
     return f"{_over('min', by)}({' or '.join(places)})"
+
+
+def largest(expression: str, *, of: str | None = None, by: Sequence[str] = ()) -> str:
+    """The SHOWN series whose value is the largest at the end of the time shown: no chart tells more apart.
+    `of`: another expression that decides, by whose labels `by` they are matched."""
+    matched = f" on ({', '.join(by)})" if by else ""
+    return f"{expression} and{matched} topk({SHOWN}, last_over_time(({of or expression})[1m:30s] @ end()))"
 
 
 def _over(operation: str, by: Sequence[str]) -> str:

@@ -38,11 +38,11 @@ def page() -> Page:
         ],
         annotations=[streams.promotions(*CHOSEN), streams.change_points(*CHOSEN)],
         rows=[
-            Row("Now", _now()),
-            Row("Runs", _runs()),
-            Row("The gate", _gate()),
-            Row("Drafts", _drafts()),
-            Row("Training traffic", _captures()),
+            Row("Now", _now(), "No draft was retrained"),
+            Row("Runs", _runs(), "No draft was retrained"),
+            Row("The gate", _gate(), "The gate has judged no candidate"),
+            Row("Drafts", _drafts(), "No draft is known"),
+            Row("Training traffic", _captures(), "No request was captured (capture.enabled)"),
         ],
     )
 
@@ -81,7 +81,9 @@ def _now() -> list[Panel]:
             (_ended(RANGE, is_("outcome", "promoted")), "{{outcome}}"),
             unit="none",
             height=6,
-        ).decimals(0),
+        )
+        .decimals(0)
+        .no_value("none"),
         panels.number(
             "Rollbacks",
             "Promoted drafts in the time range shown that did worse on live traffic and were rolled back.",
@@ -89,7 +91,9 @@ def _now() -> list[Panel]:
             unit="none",
             bad_above=1,
             height=6,
-        ).decimals(0),
+        )
+        .decimals(0)
+        .no_value("none"),
     ]
 
 
@@ -105,11 +109,11 @@ def _runs() -> list[Panel]:
     return [
         panels.states(
             "Current run",
-            "The stage of the current run, per server and target. Empty while there is none.",
+            "The stage of the current run, per server and target.",
             (stages, NAME),
             mappings=words.by_rank(words.STAGES),
             height=6,
-        ),
+        ).no_value("No run goes on"),
         panels.bars(
             "Ended runs",
             "Ended runs, by outcome.",
@@ -120,10 +124,12 @@ def _runs() -> list[Panel]:
         panels.lines(
             "Time since a success",
             "Since a run last succeeded: promoted, or nothing to do. With the nightly job, this "
-            "should hardly exceed a day.",
+            f"should hardly exceed a day. Of the {promql.SHOWN} that have waited longest.",
             (
-                promql.age(
-                    promql.gauge("driftguard_retrain_last_success_timestamp_seconds", *CHOSEN, by=PLACE)
+                promql.largest(
+                    promql.age(
+                        promql.gauge("driftguard_retrain_last_success_timestamp_seconds", *CHOSEN, by=PLACE)
+                    )
                 ),
                 NAME,
             ),

@@ -15,6 +15,7 @@ SEGMENTS: Final = (*CHOSEN, chosen("segment"))
 TRAFFIC: Final = (*SEGMENTS, streams.TRAFFIC)
 DRAFT: Final = ("draft_version", "method")
 NAME: Final = "{{draft_version}} {{method}}"
+NO_RECORDS: Final = "No record of this server and target"
 DRAFTED: Final = "driftguard_draft_tokens_total"
 ACCEPTED: Final = "driftguard_accepted_tokens_total"
 DRAFTED_AT: Final = "driftguard_draft_tokens_per_position_total"
@@ -38,12 +39,12 @@ def page() -> Page:
             streams.incidents(*CHOSEN),
         ],
         rows=[
-            Row("Now", _now()),
-            Row("Acceptance", _acceptance()),
-            Row("Where: segments", _segments()),
-            Row("Tokens", _tokens()),
-            Row("Speed and cost", _cost()),
-            Row("The server", _server()),
+            Row("Now", _now(), NO_RECORDS),
+            Row("Acceptance", _acceptance(), NO_RECORDS),
+            Row("Where: segments", _segments(), NO_RECORDS),
+            Row("Tokens", _tokens(), NO_RECORDS),
+            Row("Speed and cost", _cost(), "No request told its speed"),
+            Row("The server", _server(), NO_RECORDS),
         ],
     )
 
@@ -96,7 +97,7 @@ def _now() -> list[Panel]:
             unit="percentunit",
             width=3,
             height=6,
-        ),
+        ).no_value("no drafts"),
         panels.number(
             "Baseline",
             "Acceptance at baseline, in the current mix of segments.",
@@ -105,24 +106,24 @@ def _now() -> list[Panel]:
             colour=colours.NEUTRAL,
             width=3,
             height=6,
-        ),
+        ).no_value("none yet"),
         panels.number(
             "Tokens/s",
             "Decoding speed of one request over the last five minutes.",
-            (promql.gauge(speed, is_("period", "now"), *CHOSEN, by=DRAFT), NAME),
+            (promql.gauge(speed, is_("period", "now"), streams.SPECULATING, *CHOSEN, by=DRAFT), NAME),
             unit="short",
             width=3,
             height=6,
-        ),
+        ).no_value("not told"),
         panels.number(
             "Slower",
-            "Fraction of the tokens per second that the open incident costs; empty without an incident.",
+            "Fraction of the tokens per second that the open incident costs.",
             (slowdown, NAME),
             unit="percentunit",
             bad_above=0.2,
             width=3,
             height=6,
-        ),
+        ).no_value("no incident"),
     ]
 
 
@@ -159,15 +160,14 @@ def _acceptance() -> list[Panel]:
         ),
         panels.lines(
             "Acceptance rate per position",
-            "Accepted fraction of the tokens at each position of a draft, of all segments together. Empty "
-            "where the records tell no positions.",
+            "Accepted fraction of the tokens at each position of a draft, of all segments together.",
             (
                 promql.ratio(ACCEPTED_AT, DRAFTED_AT, *CHOSEN, streams.TRAFFIC, by=(*DRAFT, "position")),
                 f"position {{{{position}}}} {NAME}",
             ),
             unit="percentunit",
             width=24,
-        ),
+        ).no_value("The records tell no positions"),
     ]
 
 
@@ -189,13 +189,13 @@ def _segments() -> list[Panel]:
             "draft positions.",
             (f"{acceptance} - {baseline}", name),
             unit="percentunit",
-        ),
+        ).no_value("No segment has a baseline yet"),
         panels.lines(
             "Baselines",
             "The baseline of each segment. A step means that the baseline was learned anew.",
             (baseline, name),
             unit="percentunit",
-        ),
+        ).no_value("No segment has a baseline yet"),
         panels.shares(
             "Mix of segments",
             "Each segment's fraction of the draft tokens.",
@@ -230,7 +230,8 @@ def _named_by_incidents() -> Panel:
     )
     for column in ("Before", "After"):
         table = panels.where(table, column, {"unit": "percentunit"})
-    return panels.where(table, "Severity", panels.filled(words.by_name(words.SEVERITIES)))
+    table = panels.where(table, "Severity", panels.filled(words.by_name(words.SEVERITIES)))
+    return table.no_value("No incident is open")
 
 
 def _tokens() -> list[Panel]:
@@ -271,6 +272,7 @@ def _cost() -> list[Panel]:
         unit="short",
     )
     speeds = panels.where(speeds, "none none", streams.UNSPECULATED)
+    speeds = panels.where(speeds, "before none none", {"displayName": "before, without speculation"})
     slowdown = "driftguard_incident_slowdown_ratio"
     faster = "driftguard_speculation_speedup_ratio"
     by_load = "driftguard_speculation_speedup_by_load_ratio"
@@ -292,7 +294,7 @@ def _cost() -> list[Panel]:
             "Fraction of the tokens per second lost: measured if that is precise enough, else by formula.",
             (promql.gauge(slowdown, *CHOSEN, by=(*DRAFT, "direction")), f"{NAME} {{{{direction}}}}"),
             unit="percentunit",
-        ),
+        ).no_value("No incident with a known cost"),
         panels.lines(
             "Gain of speculation",
             "Tokens per second as a multiple of those without speculation, with a 95% interval: at the "
@@ -303,7 +305,7 @@ def _cost() -> list[Panel]:
                 f"{NAME} {{{{concurrency}}}} at once",
             ),
             unit="none",
-        ),
+        ).no_value("Not known: too few timed requests without speculation"),
         panels.where_like(best, "^best .*", panels.dashed(colours.GOOD)),
     ]
 
@@ -322,28 +324,28 @@ def _server() -> list[Panel]:
     return [
         panels.states(
             "Condition at the newest scrape",
-            "The condition of the server after its newest scrape. Empty if it is not scraped.",
+            "The condition of the server after its newest scrape.",
             (streams.conditions(source), "{{source}} ({{kind}})"),
             mappings=words.by_rank(words.CONDITIONS),
             width=12,
-        ),
+        ).no_value("This server is not scraped"),
         panels.lines(
             "Time since the last good scrape",
-            "How long the server's metrics have not been read. Empty if it is not scraped.",
+            "How long the server's metrics have not been read.",
             (promql.age(last), "{{source}} ({{kind}})"),
             unit="s",
-        ),
+        ).no_value("This server is not scraped"),
         panels.where(arrived, "none none", streams.UNSPECULATED),
         panels.lines(
             "Age of the draft in service",
-            "Time since the draft was put into service. Empty if DriftGuard does not know when.",
+            "Time since the draft was put into service.",
             (promql.age(since), "{{draft_version}}"),
             unit="s",
-        ),
+        ).no_value("Nobody told when it was put into service"),
         panels.lines(
             "Answered and not recorded",
             "Part of the server's answered requests of the last 24 hours of which there is no record, by "
-            "reason. Empty if all are recorded.",
+            "reason.",
             (
                 promql.gauge(
                     "driftguard_unrecorded_requests_ratio", is_("server", "$server"), by=("reason",)
@@ -352,5 +354,5 @@ def _server() -> list[Panel]:
             ),
             unit="percentunit",
             width=24,
-        ),
+        ).no_value("No answer is known to be without a record"),
     ]

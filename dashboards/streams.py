@@ -34,6 +34,11 @@ def verdicts(*matchers: str) -> str:
     return promql.ranked("driftguard_stream_verdict", "verdict", ranks, SPECULATING, *matchers, by=LABELS)
 
 
+def of_the_worst(expression: str) -> str:
+    """Of the streams with the worst verdicts. `expression`: with one series for each stream."""
+    return promql.largest(expression, of=f"-1 * {verdicts()}", by=LABELS)
+
+
 def conditions(*matchers: str) -> str:
     """Per scraped server the rank of its condition."""
     ranks, by = words.names(words.CONDITIONS), ("source", "kind")

@@ -128,7 +128,21 @@ def test_what_is_set_by_name_is_set_for_a_column_or_series_of_that_name() -> Non
         (organize,) = [item for item in panel["transformations"] if item["id"] == "organize"]
         columns = set(organize["options"]["renameByName"].values())
         for override in panel["fieldConfig"]["overrides"]:
-            assert override["matcher"]["options"] in columns, f"{uid}: {panel['title']}"
+            if override["matcher"]["id"] == "byName":
+                assert override["matcher"]["options"] in columns, f"{uid}: {panel['title']}"
+
+
+def test_a_panel_without_data_says_why_and_a_cell_without_a_number_does_not() -> None:
+    for uid, panel in every_panel():
+        assert panel["fieldConfig"]["defaults"]["noValue"], f"{uid}: {panel['title']}"
+        if panel["type"] == "table":
+            (of_cells,) = [
+                setting["value"]
+                for override in panel["fieldConfig"]["overrides"]
+                for setting in override["properties"]
+                if setting["id"] == "noValue"
+            ]
+            assert of_cells == "–"
 
 
 def test_the_address_of_the_status_page_is_the_sidecars_own() -> None:

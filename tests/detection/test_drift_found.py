@@ -11,6 +11,7 @@ from driftguard.detection import (
     DriftClosed,
     DriftOpened,
     Finding,
+    ObservationBatch,
     StreamState,
     describe,
     end_incident,
@@ -103,13 +104,18 @@ def test_a_drop_in_one_small_segment_is_found_and_only_that_is_named() -> None:
 
 def test_a_segment_that_hardly_moved_is_not_listed_beside_the_one_that_fell() -> None:
     """At a high A their common sum crosses first; the other one has too little evidence to be blamed."""
+    config = DetectorConfig(false_alarm_every=5e7, minimum_drop=0.08)
+
+    def sent(rng: np.random.Generator, n: int, first: float, second: float, ordinal: int) -> ObservationBatch:
+        code = rng.integers(0, 2, n)
+        means = np.where(code == 0, first, second)
+        return requests(rng, means, [NAMES[index] for index in code], first_ordinal=ordinal)
+
+    learned, _ = fold_all(sent(np.random.default_rng(1_000), 4_000, 0.5, 0.5, 1), config)
     listed = []
     for seed in range(120):
-        rng = np.random.default_rng(1_000 + seed)
-        code, late = rng.integers(0, 2, 4_600), np.arange(4_600) >= 4_000
-        means = np.where(late, np.where(code == 0, 0.4, 0.48), 0.5)
-        batch = requests(rng, means, [NAMES[index] for index in code])
-        found = opened(fold_all(batch, DetectorConfig(false_alarm_every=5e7, minimum_drop=0.08))[1])
+        fallen = sent(np.random.default_rng(1_001 + seed), 600, 0.4, 0.48, 4_001)
+        found = opened(fold_all(fallen, config, learned)[1])
         if found and found[0].scope == "stream":
             listed.append([change.segment for change in found[0].segments])
     assert len(listed) >= 5

@@ -57,7 +57,7 @@ def record_fleet(directory: Path, servers: int) -> Recording:
             if sent:
                 post(client, sent)
             time.sleep(max(0.0, now + PAUSE_SECONDS - time.time()))
-        return Recording(start, time.time())
+        return Recording(start, now)  # behind it, a scrape may meet a sidecar that stops
 
 
 def _requests(random: np.random.Generator, server: Server) -> list[AcceptanceRecord]:

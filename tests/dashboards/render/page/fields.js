@@ -26,10 +26,11 @@ const PROPERTIES = {
   mappings: valueMappingsOverrideProcessor,
   links: dataLinksOverrideProcessor,
   color: identityOverrideProcessor,
+  noValue: identityOverrideProcessor,
 };
 const CUSTOM = [
-  "align", "cellOptions", "drawStyle", "fillOpacity", "inspect", "lineStyle", "lineWidth", "minWidth", "showPoints", "spanNulls",
-  "stacking", "width",
+  "align", "axisSoftMax", "axisSoftMin", "cellOptions", "drawStyle", "fillOpacity", "inspect", "lineStyle", "lineWidth", "minWidth", "showPoints",
+  "spanNulls", "stacking", "width",
 ];
 // Of the panels that Grafana has: what it takes where the dashboard says nothing.
 const DEFAULTS = {

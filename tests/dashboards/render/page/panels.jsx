@@ -52,6 +52,8 @@ export function Content(props) {
   const Kind = KINDS[props.panel.type];
   if (!Kind) throw new Error(`${props.panel.title}: nothing draws a ${props.panel.type}`);
   const told = props.frames.flatMap((frame) => frame.fields.filter((field) => field.type !== FieldType.time));
-  if (!told.some((field) => field.values.length)) return <div className="empty">No data</div>;
+  if (!told.some((field) => field.values.length)) {
+    return <div className="empty">{props.panel.fieldConfig.defaults.noValue ?? "No data"}</div>;
+  }
   return <Kind {...props} />;
 }
