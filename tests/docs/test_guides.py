@@ -8,13 +8,16 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
+from uuid import UUID
 
 import pytest
 import typer
 from driftguard_engine.__main__ import app as engine_app
 from driftguard_training.__main__ import main
+from markdown_it import MarkdownIt
 from pydantic import BaseModel
 
+from docs.site_markdown import slug
 from driftguard.api.application import http_application
 from driftguard.cli import app
 from driftguard.retraining.ledger.outcome import EXIT_CODES
@@ -27,6 +30,11 @@ from tests.deploy.test_compose import EXAMPLE
 GUIDES: Final = sorted((ROOT / "docs").glob("*.md"))
 PAGES: Final = [*sorted(ROOT.glob("*.md")), *GUIDES]
 TEXT: Final = {page: page.read_text(encoding="utf-8") for page in PAGES}
+PUBLISHED: Final = [
+    *PAGES,
+    *sorted(ROOT.glob("alerts/runbooks/*.md")),
+    *sorted(ROOT.glob("tests/benchmarks/results/*.md")),
+]
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 
 
@@ -42,16 +50,12 @@ def spans(page: Path) -> list[str]:
     return re.findall(r"`([^`\n]+)`", prose)
 
 
-def slug(heading: str) -> str:
-    """The anchor that GitHub makes of a heading."""
-    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
-
-
 @every_page
 def test_commands_in_blocks_are_taken(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for block in blocks(page, "sh"):
         without_input = re.sub(r"<<(\w+)\n.*?^\1$", "", block, flags=re.DOTALL | re.MULTILINE)
+        without_input = re.sub(r'"\$(?:INCIDENT|RUN)"', str(UUID(int=0)), without_input)
         for arguments in commands_of_shell(without_input):
             parse_command(arguments)
     for block in blocks(page, "crontab"):
@@ -141,10 +145,10 @@ def test_addresses_of_the_sidecar_exist(page: Path) -> None:
         assert any(pattern.fullmatch(path) for pattern in patterns), path
 
 
-@every_page
+@pytest.mark.parametrize("page", PUBLISHED, ids=lambda page: page.stem)
 def test_links_lead_somewhere(page: Path) -> None:
-    for link in re.findall(r"\]\(([^)\s]+)\)", TEXT[page]):
-        if link.startswith("http"):
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if link.startswith(("http", "$SIDECAR")):
             continue
         name, _, anchor = link.partition("#")
         target = (page.parent / name).resolve() if name else page
@@ -170,10 +174,29 @@ def test_metrics_exist(page: Path) -> None:
     assert named <= known
 
 
-def test_the_index_lists_every_guide() -> None:
+def test_the_index_lists_every_document_once() -> None:
+    """It is the navigation of the site too."""
     index = ROOT / "docs" / "README.md"
-    linked = set(re.findall(r"\]\(([\w./-]+\.md)\)", TEXT[index]))
-    assert {guide.name for guide in GUIDES} - linked == {index.name}
+    listed = re.findall(r"^\| \[[^\]]+\]\(([\w./-]+\.md)\)", TEXT[index], re.MULTILINE)
+    runbooks = (ROOT / "alerts" / "runbooks").glob("*.md")
+    documents = {*PAGES, *runbooks} - {index, ROOT / "README.md"}
+    assert sorted((index.parent / name).resolve() for name in listed) == sorted(documents)
+
+
+@pytest.mark.parametrize("page", PUBLISHED, ids=lambda page: page.stem)
+def test_what_is_meant_as_a_table_is_one(page: Path) -> None:
+    """A line below the head with another number of columns makes a paragraph of it."""
+    text = page.read_text(encoding="utf-8")
+    tables = [
+        token.map
+        for token in MarkdownIt("commonmark").enable("table").parse(text)
+        if token.type == "table_open"
+    ]
+    assert [
+        number
+        for number, line in enumerate(text.splitlines())
+        if re.fullmatch(r"\s*\|(?: ?:?-+:? ?\|)+", line)
+    ] == [lines[0] + 1 for lines in tables if lines]
 
 
 def test_every_alert_is_in_the_guide() -> None:

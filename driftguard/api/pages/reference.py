@@ -32,12 +32,12 @@ def api_reference(request: Request) -> HTMLResponse:
             (tag, [found for found in operations if found[2]["tags"] == [tag["name"]]])
             for tag in document["tags"]
         ],
-        named=_named,
-        example=lambda content: _example(document, content),
+        named=type_in_words,
+        example=lambda content: first_example(document, content),
     )
 
 
-def _named(schema: dict[str, Any]) -> str:
+def type_in_words(schema: dict[str, Any]) -> str:
     """A schema in a few words, for example `array of StreamInfo, null`."""
     return ", ".join(dict.fromkeys(_types(schema)))
 
@@ -53,14 +53,14 @@ def _types(schema: dict[str, Any]) -> Iterator[str]:
     elif "const" in schema:
         yield str(schema["const"])
     elif schema.get("type") == "array":
-        yield f"array of {_named(schema.get('items', {}))}"
+        yield f"array of {type_in_words(schema.get('items', {}))}"
     elif isinstance(schema.get("additionalProperties"), dict):
-        yield f"object of {_named(schema['additionalProperties'])}"
+        yield f"object of {type_in_words(schema['additionalProperties'])}"
     else:
         yield str(schema.get("format") or schema.get("type") or "any")
 
 
-def _example(document: dict[str, Any], content: dict[str, Any]) -> str | None:
+def first_example(document: dict[str, Any], content: dict[str, Any]) -> str | None:
     """The first example of a body, as it is sent."""
     found = content.get("example")
     for each in content.get("examples", {}).values():
