@@ -21,6 +21,7 @@ HEADS: list[dict[str, bool]] = [
     {"norm_before_fc": True, "norm_output": True},
     {"fc_norm": True, "norm_before_residual": True},
     {"embeds": True, "qwen3": True},
+    {"unembeds": False},
 ]
 
 
@@ -31,7 +32,8 @@ def directories(tmp_path: Path) -> tuple[Path, Path]:
 
 def made(directory: Path, norms: dict[str, bool]) -> tuple[Path, Path]:
     target = Path(save(directory / "target", "llama", seed=3))
-    save_random_head(directory / "head", load_target(target), range(0, 257, 2), (0, 1), **norms)
+    token_ids = range(0, 257, 2 if norms.get("unembeds", True) else 1)
+    save_random_head(directory / "head", load_target(target), token_ids, (0, 1), **norms)
     return target, directory / "head"
 
 
@@ -45,7 +47,8 @@ def test_each_pass_gives_the_logits_of_a_chain_of_drafts(tmp_path: Path, norms: 
         states = target(torch.tensor([TEXT]), output_hidden_states=True).hidden_states
         if head.embed_tokens is not None:
             embedding = head.embed_tokens.weight
-        passes = list(chains(head, torch.cat(states[:2], -1), embedding, torch.tensor([TEXT]), 3))
+        features = torch.cat(states[:2], -1)
+        passes = list(chains(head, features, embedding, torch.tensor([TEXT]), 3, target.lm_head))
     for place in range(len(TEXT) - 4):
         expected = reference.logits(
             TEXT[: place + 2], TEXT[place + 2 : place + 5]
@@ -64,8 +67,8 @@ def test_acceptance_counts_what_the_target_gives_to_tokens_that_the_head_has_not
     _, accepted = head_loss(head, target, token_ids, torch.tensor([TEXT]), 2, "nla")
     with torch.inference_mode():
         told = target(torch.tensor([TEXT]), output_hidden_states=True)
-        passes = chains(head, torch.cat(told.hidden_states[:2], -1), embedding, torch.tensor([TEXT]), 1)
-        (logits,) = passes
+        features = torch.cat(told.hidden_states[:2], -1)
+        (logits,) = chains(head, features, embedding, torch.tensor([TEXT]), 1, target.lm_head)
     q = torch.zeros(len(TEXT) - 1, 257).index_copy_(1, token_ids, logits[0].softmax(-1))
     p = told.logits[0, 1:].softmax(-1)
     assert accepted[0] == pytest.approx(torch.minimum(p, q).sum(-1).mean().item(), rel=1e-4)

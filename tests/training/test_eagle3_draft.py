@@ -206,14 +206,25 @@ def test_the_same_seed_gives_the_same_bytes_and_what_is_not_trained_stays_as_it_
     assert not torch.equal(candidate["fc.weight"], narrow["fc.weight"])
 
 
-def test_an_embedding_of_its_own_is_not_trained(made: Made, tmp_path: Path) -> None:
+def test_a_head_without_an_output_layer_of_its_own_learns_to_draft_by_the_targets(
+    made: Made, tmp_path: Path
+) -> None:
+    """All but an embedding of its own is trained, and nothing is added to its files."""
     head, candidate = tmp_path / "head", tmp_path / "candidate"
-    save_random_head(head, load_target(made.target), range(257), (1,), embeds=True)
-    assert distil(made._replace(head=head), candidate, "--steps", "3") == 0
+    save_random_head(head, load_target(made.target), range(257), (1,), embeds=True, unembeds=False)
+    settings = ("--loss", "forward-kl", "--learning-rate", "0.01", "--steps", "100")
+    assert distil(made._replace(head=head), candidate, *settings) == 0
     before, after = (load_file(one / "model.safetensors") for one in (head, candidate))
-    changed = [name for name, each in before.items() if not torch.equal(each, after[name])]
-    assert "embed_tokens.weight" not in changed
-    assert "lm_head.weight" in changed
+    assert before.keys() == after.keys()
+    unchanged = {name for name, each in before.items() if torch.equal(each, after[name])}
+    assert (unchanged, "lm_head.weight" in before) == ({"embed_tokens.weight"}, False)
+    untrained, trained = acceptance(made, head, candidate)
+    assert trained > untrained + 0.02
+    done, target = answers(engine_of(made, candidate), 24, MOVED, 0.0), load_model(made.target, "target")
+    scores = score_batch(target, load_draft(candidate, target), [served_as(one) for one in done])
+    assert [one.counts.accepted for one in done] == pytest.approx(
+        [score.rejection.accepted_of_answer for score in scores], abs=1e-6
+    )
 
 
 def test_answers_behind_the_positions_that_a_head_was_trained_on_are_scored_as_they_are_served(

@@ -342,7 +342,7 @@ def _head_drafter(kind: str, directory: Path, target: TokenModel, placement: Pla
         fused = read_fused_head(directory, sizes, field="draft")
         return ChainDrafter(FusedModel(fused, sizes.embedding, target.unembed, slots, room))
     head, ids = read_head(directory, sizes, field="draft")
-    given = (head, ids, sizes.embedding, sizes.vocabulary, slots, room)
+    given = (head, ids, sizes.embedding, target.unembed, sizes.vocabulary, slots, room)
     return ParallelDrafter(ParallelModel(*given)) if kind == "peagle" else ChainDrafter(Eagle3Model(*given))
 
 

@@ -105,9 +105,16 @@ class Eagle3Model(LeanChainModel):
     """See `ChainModel`."""
 
     def __init__(
-        self, head: Eagle3Head, token_ids: Tensor, embedding: Tensor, vocabulary: int, slots: int, room: int
+        self,
+        head: Eagle3Head,
+        token_ids: Tensor,
+        embedding: Tensor,
+        unembed: Unembed,
+        vocabulary: int,
+        slots: int,
+        room: int,
     ) -> None:
-        """As `read_head` gives the head and token_ids. embedding: the target's."""
+        """As `read_head` gives the head and token_ids. embedding, unembed: as of `FusedModel`."""
         config, first = head.config, head.layers[0]
         own = head.embed_tokens
         embedding = embedding if own is None else own.weight.detach()
@@ -116,7 +123,8 @@ class Eagle3Model(LeanChainModel):
         self._input_norm = None if head.input_norm is None else norm_of(head.input_norm)
         self._feature_norms = [norm_of(each) for each in head.fc_norm or ()]
         self._fuse, self._hidden_norm = choose(head.fc.weight, None), norm_of(first.hidden_norm)
-        self._norm, self._head = norm_of(head.norm), choose(head.lm_head.weight, None)
+        self._norm, output = norm_of(head.norm), head.lm_head
+        self._unembed = unembed if output is None else choose(output.weight, None).apply
         self._adds_to_normed, self._gives_normed = config.norm_before_residual, config.norm_output
         self._token_ids, self._vocabulary = token_ids.to(embedding.device), vocabulary
 
@@ -138,18 +146,16 @@ class Eagle3Model(LeanChainModel):
     def predict(self, output: Tensor) -> tuple[Tensor, Tensor]:
         normed = self._norm.apply(filled(output))
         logits = normed.new_full((len(output), self._vocabulary), -torch.inf)
-        logits[:, self._token_ids] = self._head.apply(normed)[: len(output)]
+        logits[:, self._token_ids] = self._unembed(normed)[: len(output)]
         return logits, normed[: len(output)] if self._gives_normed else output
 
 
 class ParallelModel(Eagle3Model):
     """See `ChainModel`: P-EAGLE. mask_token_id: what it reads for a token that is not known yet."""
 
-    def __init__(
-        self, head: Eagle3Head, token_ids: Tensor, embedding: Tensor, vocabulary: int, slots: int, room: int
-    ) -> None:
+    def __init__(self, head: Eagle3Head, token_ids: Tensor, *given: Any) -> None:
         """As of `Eagle3Model`. Raises ValueError: the head has no mask."""
-        super().__init__(head, token_ids, embedding, vocabulary, slots, room)
+        super().__init__(head, token_ids, *given)
         if head.config.mask_token_id is None or head.mask_hidden is None:
             raise ValueError("the head has no mask")
         self.mask_token_id = head.config.mask_token_id

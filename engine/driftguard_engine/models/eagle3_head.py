@@ -4,11 +4,12 @@
                    eagle_aux_hidden_state_layer_ids; norm_before_residual, norm_before_fc, fc_norm,
                    norm_output; of P-EAGLE mask_token_id
     *.safetensors  fc; layers.0: input_layernorm, hidden_norm, self_attn, post_attention_layernorm, mlp;
-                   layers.1 and so on as the target's own layers; norm; lm_head; input_norm or fc_norm where
-                   config.json says so; embed_tokens where they are not the target's; d2t and t2d where the
-                   vocabulary is a part of the target's; of P-EAGLE mask_hidden
+                   layers.1 and so on as the target's own layers; norm; input_norm or fc_norm where
+                   config.json says so; embed_tokens and lm_head where they are not the target's; d2t and t2d
+                   where the vocabulary is a part of the target's; of P-EAGLE mask_hidden
 
-(github.com/vllm-project/speculators, August 2026: models.eagle3 and models.peagle)
+(github.com/vllm-project/speculators, August 2026: models.eagle3 and models.peagle. That the target's lm_head
+stands for a missing one is as in vLLM: model_executor.models.utils.process_eagle_weight)
 """
 
 from __future__ import annotations
@@ -40,9 +41,11 @@ class HeadConfig:
 
 
 class Eagle3Head(nn.Module):
-    """Named as in the checkpoint. Without embed_tokens, where the target's are used."""
+    """Named as in the checkpoint. embed_tokens and lm_head are None where the target's are used."""
 
-    def __init__(self, config: HeadConfig, target_hidden: int, *, embeds: bool) -> None:
+    def __init__(
+        self, config: HeadConfig, target_hidden: int, *, embeds: bool, unembeds: bool = True
+    ) -> None:
         super().__init__()
         layer, sources = config.layer, len(config.features)
         decoder_layer, norm, rotary = LAYERS[layer.model_type]
@@ -62,7 +65,7 @@ class Eagle3Head(nn.Module):
             wide = nn.Linear(2 * hidden, narrow.out_features, bias=narrow.bias is not None)
             setattr(first.self_attn, name, wide)
         self.norm = norm(hidden, epsilon)
-        self.lm_head = nn.Linear(hidden, config.draft_vocabulary, bias=False)
+        self.lm_head = nn.Linear(hidden, config.draft_vocabulary, bias=False) if unembeds else None
         self.mask_hidden = None
         if config.mask_token_id is not None:
             self.mask_hidden = nn.Parameter(torch.randn(1, 1, sources * target_hidden))
@@ -101,11 +104,11 @@ def read_head(directory: Path, target: TargetSizes, *, field: str) -> tuple[Eagl
     source = HeadDirectory(directory, field)
     config = _head_config(source, target.layers)
     tensors = source.tensors(target)
-    embeds = source.embeds(tensors, target)
+    token_ids = source.target_ids(tensors, config.draft_vocabulary, target.vocabulary)
+    embeds, unembeds = source.embeds(tensors, target), source.unembeds(tensors, target, token_ids)
     with torch.device("meta"):
-        head = Eagle3Head(config, target.hidden, embeds=embeds)
-    head = source.filled(head, tensors, target, *MAPS)
-    return head, source.target_ids(tensors, config.draft_vocabulary, target.vocabulary)
+        head = Eagle3Head(config, target.hidden, embeds=embeds, unembeds=unembeds)
+    return source.filled(head, tensors, target, *MAPS), token_ids
 
 
 def _head_config(source: HeadDirectory, target_layers: int) -> HeadConfig:

@@ -172,6 +172,23 @@ class HeadDirectory:
             )
         return has
 
+    def unembeds(self, tensors: Mapping[str, Tensor], target: TargetSizes, token_ids: Tensor) -> bool:
+        """Whether it has an output layer of its own. token_ids: see `target_ids`. Raises InvalidModel: it has
+        none, and the target's does not fit."""
+        if "lm_head.weight" in tensors:
+            return True
+        hidden = self.layer_config().hidden_size
+        if hidden != target.hidden:
+            raise self.refused(
+                f"lm_head.weight is missing, and the target's is of size {target.hidden}, not {hidden}"
+            )
+        if not torch.equal(token_ids, torch.arange(target.vocabulary)):
+            raise self.refused(
+                f"lm_head.weight is missing, and the target's is of its {target.vocabulary} tokens in their "
+                f"order, not of the {len(token_ids)} that d2t names"
+            )
+        return False
+
     def target_ids(self, tensors: Mapping[str, Tensor], size: int, vocabulary: int) -> Tensor:
         """The target's id of each of the D ids of the head, [D], by its maps: d2t [D] is how far the target's
         id is behind the head's, t2d [V] whether the head has this token. Raises InvalidModel."""

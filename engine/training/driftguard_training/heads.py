@@ -34,12 +34,14 @@ def new_head(
     mask_token_id: int | None = None,
 ) -> Eagle3Head:
     """A head that reads these layers of the target and drafts these of its tokens, [D] ascending. It shares
-    the target's embedding, and begins with its output layer. mask_token_id: of P-EAGLE."""
-    hidden: int = target.config.hidden_size
+    the target's embedding, and its output layer if these are all tokens, else it begins with their part of
+    it. mask_token_id: of P-EAGLE."""
     config = HeadConfig(layer, len(token_ids), features, mask_token_id=mask_token_id)
-    head = Eagle3Head(config, hidden, embeds=False)
-    output = cast("Any", target).get_output_embeddings()
-    head.lm_head.weight.data.copy_(output.weight.detach()[token_ids])
+    unembeds = len(token_ids) < layer.vocab_size
+    head = Eagle3Head(config, target.config.hidden_size, embeds=False, unembeds=unembeds)
+    if head.lm_head is not None:
+        output = cast("Any", target).get_output_embeddings()
+        head.lm_head.weight.data.copy_(output.weight.detach()[token_ids])
     return head
 
 
@@ -65,8 +67,7 @@ def passes_of(
     """`chains` or `blocks`."""
     if isinstance(head, BlockHead):
         return blocks(head, features, embedding, tokens, passes)
-    output = cast("Any", target).get_output_embeddings() if isinstance(head, FusedHead) else None
-    return chains(head, features, embedding, tokens, passes, output)
+    return chains(head, features, embedding, tokens, passes, cast("Any", target).get_output_embeddings())
 
 
 def features_of(head: Head) -> tuple[int, ...]:

@@ -26,13 +26,13 @@ def chains(
     embedding: Tensor,
     tokens: Tensor,
     passes: int,
-    output: Callable[[Tensor], Tensor] | None = None,
+    unembed: Callable[[Tensor], Tensor],
 ) -> Iterator[Tensor]:
     """Logits [R, L - 1, D] of each pass of the chains that begin at every place of R sequences, with the
     sequences' own tokens (training-time test), or with the masks of P-EAGLE.
 
     features [R, L, F]: of the target. embedding [V, hidden]. tokens [R, L]. passes: L - 1 at most.
-    output: the target's output layer, of a head that has none. In pass s the chain of place i is at place
+    unembed: the target's output layer, for a head that has none. In pass s the chain of place i is at place
     i + s: it sees the places up to i as the first pass left them, and its own of the passes since. The last s
     logits of pass s are of no token of the sequence.
     """
@@ -40,6 +40,7 @@ def chains(
     layers: list[Any] = [head.parts.layer] if isinstance(head, FusedHead) else [*head.layers]
     seen: list[list[tuple[Tensor, Tensor]]] = [[] for _ in layers]
     hidden = head.fused(features[:, :-1])
+    output = (head.lm_head if isinstance(head, Eagle3Head) else None) or unembed
     for step in range(passes):
         behind = functional.pad(tokens[:, 1 + step :], (0, step))
         if step and isinstance(head, Eagle3Head) and head.mask_hidden is not None:
@@ -53,7 +54,7 @@ def chains(
             hidden = hidden + _attended(layer.self_attn, read, before, rotation)
             hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
         normed, hidden = head.left(hidden)
-        yield (output or cast("Any", head).lm_head)(normed)
+        yield output(normed)
 
 
 def _attended(

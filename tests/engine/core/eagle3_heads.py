@@ -54,11 +54,12 @@ def save_random_head(
 
 
 def random_head(target: Any, vocabulary: int, features: tuple[int, ...], **norms: bool) -> Eagle3Head:
-    """Far from uniform, and of no use. `embeds`: with an embedding of its own; `qwen3`: a layer of Qwen3."""
+    """Far from uniform, and of no use. `embeds`, `unembeds`: with an embedding (without it: no), an output
+    layer (yes) of its own; `qwen3`: a layer of Qwen3."""
     kind = Qwen3Config if norms.pop("qwen3", False) else LlamaConfig
-    layer, embeds = layer_like(target, kind), norms.pop("embeds", False)
-    head = Eagle3Head(HeadConfig(layer, vocabulary, features, **norms), layer.hidden_size, embeds=embeds)
-    return disturbed(head)
+    layer = layer_like(target, kind)
+    ends = {"embeds": norms.pop("embeds", False), "unembeds": norms.pop("unembeds", True)}
+    return disturbed(Eagle3Head(HeadConfig(layer, vocabulary, features, **norms), layer.hidden_size, **ends))
 
 
 def disturbed(head: AnyHead, scale: float = 0.25) -> AnyHead:
@@ -131,7 +132,10 @@ class Reference:
     def _predicted(self, output: Tensor) -> tuple[Tensor, Tensor]:
         """Logits, and what stands for the fused vector at the next place."""
         normed = self._norm(output, "norm")
-        logits = self._spread(self._weights["lm_head.weight"] @ normed)
+        layer = self._weights.get("lm_head.weight")
+        if layer is None:
+            layer = self._target.get_output_embeddings().weight.detach().double()
+        logits = self._spread(layer @ normed)
         return logits, normed if self._config["norm_output"] else output
 
     def _fused(self, states: list[Tensor]) -> Tensor:

@@ -75,7 +75,7 @@ def save_letters(root: Path) -> Path:
     save(root / "draft", seed=5, noise=0.1, tokenizer=OURS)
     target = load_target(root / "target")
     save_corpus(root / "corpus", str(root / "target"), [(1, 2, 3, 4, 5, 0, 2), (1, 2, 5, 3), (2, 4, 4, 1)])
-    save_random_head(root / "eagle3", target, range(LETTERS), (0, 1))
+    save_random_head(root / "eagle3", target, range(LETTERS), (0, 1), unembeds=False)
     save_random_head(root / "pruned", target, [0, 2, 3, 5], (0, 1))
     for kind in KINDS:
         save_random(root / kind, kind, target, None if kind in ("mtp", "eagle") else [0, 1, 2, 3, 5])

@@ -42,7 +42,8 @@ def random(kind: str, target: Any, vocabulary: int, **settings: Any) -> Any:
     layer.num_hidden_layers = settings.pop("layers", 2 if kind in BLOCKS else 1)
     settings = dict[str, Any](features=(0, 1), mask_token_id=5) | settings
     if kind == "peagle":
-        return disturbed(Eagle3Head(HeadConfig(layer, vocabulary, **settings), hidden, embeds=True))
+        ends = {"embeds": True, "unembeds": settings.pop("unembeds", True)}
+        return disturbed(Eagle3Head(HeadConfig(layer, vocabulary, **settings), hidden, **ends))
     layer.layer_types = ["full_attention"] * layer.num_hidden_layers
     settings = dict[str, Any](block=5, drafts_at_first=kind == "dspark") | settings
     settings |= {"markov_rank": 4} if kind == "dspark" else {}

@@ -83,16 +83,18 @@ def test_what_is_computed_is_what_torch_allocates(
     assert told.cache(placement) == sum(each.nbytes for each in [*cache.keys, *cache.values])
 
 
-def test_what_is_computed_of_a_head_is_what_torch_allocates(tmp_path: Path) -> None:
+@pytest.mark.parametrize("unembeds", [True, False])
+def test_what_is_computed_of_a_head_is_what_torch_allocates(tmp_path: Path, unembeds: bool) -> None:
     directory = Path(save(tmp_path / "llama", "llama", seed=1))
     target = load_target(directory)
-    save_random_head(tmp_path / "head", target, range(0, 257, 2), (0, 1))
+    token_ids = range(0, 257, 2 if unembeds else 1)
+    save_random_head(tmp_path / "head", target, token_ids, (0, 1), unembeds=unembeds)
     placement = Placement(torch.float32, CPU, slots=3, max_length=50, spare=7)
     told = ModelMemory.read("draft", str(tmp_path / "head"), torch.float32)
     head, ids = read_head(tmp_path / "head", sizes_of(target), field="draft")
-    maps = ids.nbytes + 257  # d2t, t2d
+    maps = ids.nbytes + 257 if unembeds else 0  # d2t, t2d
     assert told.weights == sum(each.nbytes for each in head.parameters()) + maps
-    cache = Eagle3Model(head, ids, target.model.embed_tokens.weight, 257, 3, 57)._cache
+    cache = Eagle3Model(head, ids, target.model.embed_tokens.weight, target.lm_head, 257, 3, 57)._cache
     assert told.cache(placement) == sum(each.nbytes for each in [*cache.keys, *cache.values])
 
 

@@ -200,7 +200,10 @@ def test_a_head_for_a_target_whose_embeddings_are_narrower_than_its_layers_is_re
     [
         ({"fc-weight": None}, "fc.weight is missing"),
         ({"layers-0-hidden_norm-weight": None}, "layers.0.hidden_norm.weight is missing"),
-        ({"lm_head-weight": None}, "lm_head.weight is missing"),
+        (
+            {"lm_head-weight": None},
+            "lm_head.weight is missing, and the target's is of its 257 tokens in their order, not of the 129",
+        ),
         ({"input_norm-weight": None}, "input_norm.weight is missing"),
         (
             {"fc-weight": torch.zeros(32, 96)},
@@ -304,11 +307,15 @@ def test_a_head_of_another_kind_that_does_not_fit_is_refused_by_name(
     assert reason in refused(engine, tmp_path / "head")
 
 
-def test_a_head_of_another_width_needs_an_embedding_of_its_own(engine: Engine, head: Path) -> None:
-    change(head, **{"embed_tokens-weight": None})
-    engine.load_draft(str(head), "shares the target's")
+@pytest.mark.parametrize("part", ["embed_tokens", "lm_head"])
+def test_a_head_of_another_width_needs_what_it_would_share(engine: Engine, head: Path, part: str) -> None:
+    if part == "lm_head":  # for which it drafts all tokens
+        change(head, d2t=None, t2d=None)
+        configure(head, draft_vocab_size=257)
+    change(head, **{f"{part}-weight": None})
+    engine.load_draft(str(head), f"shares {part}")
     configure(head, layer={"hidden_size": 64})
-    assert "embed_tokens.weight is missing, and the target's is of size 32, not 64" in refused(engine, head)
+    assert f"{part}.weight is missing, and the target's is of size 32, not 64" in refused(engine, head)
 
 
 def test_a_head_that_is_cut_short_or_changed_is_refused(engine: Engine, head: Path) -> None:

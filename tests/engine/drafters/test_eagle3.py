@@ -64,7 +64,7 @@ def test_each_draft_is_drawn_from_what_the_head_gives_for_the_whole_sequence(
         ("odd_llama", "auto", False),
     ],
 )
-def test_every_kind_of_target_gives_the_features(
+def test_every_kind_of_target_gives_the_features_and_its_output_layer(
     targets: Path,
     tmp_path: Path,
     drafted: list[Drafted],
@@ -74,7 +74,7 @@ def test_every_kind_of_target_gives_the_features(
     ahead: bool,
 ) -> None:
     target = load_target(targets / kind)
-    save_random_head(tmp_path / "head", target, range(257), (0, 1))
+    save_random_head(tmp_path / "head", target, range(257), (0, 1), unembeds=False)
     monkeypatch.setattr(placement, "runs_ahead", lambda _: ahead)
     serve(eagle3_engine(targets / kind, tmp_path / "head", model_path=path), *traffic())
     check(drafted, Reference(tmp_path / "head", target))

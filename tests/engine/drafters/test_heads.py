@@ -26,6 +26,7 @@ HEADS: list[tuple[str, dict[str, Any]]] = [
     ("mtp", {"layer": Qwen3Config}),
     ("peagle", {"token_ids": PRUNED, "norm_before_fc": True}),
     ("peagle", {"layers": 2, "features": (1, 2, 4), "fc_norm": True, "norm_before_residual": True}),
+    ("peagle", {"unembeds": False}),
     ("dflash", {"token_ids": PRUNED, "features": (1, 2, 4)}),
     ("dflash", {"block": 9, "layers": 1, "drafts_at_first": True}),
     ("dspark", {"token_ids": PRUNED}),

@@ -58,8 +58,9 @@ def sequences(drafter: str, launcher: Launcher | None, path: str) -> list[list[i
         target, draft = (GenericModel(each, 4, LENGTH) for each in (module, disturbed))
     embedding = module.model.embed_tokens.weight.detach()
     every = torch.arange(VOCABULARY)
-    head = Eagle3Model(random_head(module, VOCABULARY, (0, 1)), every, embedding, VOCABULARY, 4, LENGTH)
-    fused = FusedModel(random("mtp", module, VOCABULARY), embedding, target.unembed, 4, LENGTH)
+    ends = embedding, target.unembed
+    head = Eagle3Model(random_head(module, VOCABULARY, (0, 1)), every, *ends, VOCABULARY, 4, LENGTH)
+    fused = FusedModel(random("mtp", module, VOCABULARY), *ends, 4, LENGTH)
     block = BlockModel(random("dspark", module, VOCABULARY), every, embedding, VOCABULARY, 4, LENGTH)
     drafters: dict[str, Drafter] = {
         "draft_model": DraftModelDrafter(draft),

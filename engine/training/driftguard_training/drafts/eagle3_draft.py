@@ -31,7 +31,7 @@ _TIMED_ROOM = 64  # positions
 
 
 class Eagle3Draft(Draft):
-    """See `Draft`. An embedding of its own stays as it is, as in speculators.
+    """See `Draft`. An embedding of its own stays as it is, as in speculators; so does what is the target's.
 
     A step behind a prompt of one token drafts nothing: the target has read no token yet.
     """
@@ -53,7 +53,8 @@ class Eagle3Draft(Draft):
         self._embedding = embedding
         if self._head.embed_tokens is not None:
             self._embedding = self._head.embed_tokens.requires_grad_(False).weight
-        self._target = target
+        target.model.requires_grad_(False)  # of its output layer gradients would be computed otherwise
+        self._target, self._unembed = target, cast("Any", target.model).get_output_embeddings()
         self._teacher = Teacher(self._told)
         self.directory, self.module = directory, self._head
         self.context_tokens = (
@@ -92,7 +93,8 @@ class Eagle3Draft(Draft):
 
     def _chains(self, features: Tensor, token_ids: Tensor, passes: int) -> Iterator[Tensor]:
         """As many passes as there are drafts for in the longest sequence."""
-        return chains(self._head, features, self._embedding, token_ids, min(passes, token_ids.shape[1] - 1))
+        passes = min(passes, token_ids.shape[1] - 1)
+        return chains(self._head, features, self._embedding, token_ids, passes, self._unembed)
 
     def places(self, requests: Sequence[TrafficRequest], told: Told, k: int) -> Iterator[list[Tensor]]:
         for step, logits in enumerate(self._chains(self._side_by_side(told), told.token_ids, k)):
@@ -105,9 +107,8 @@ class Eagle3Draft(Draft):
 
     def seconds_per_token(self) -> float:
         """Of one pass of the engine's own head."""
-        model = Eagle3Model(
-            self._head, self._token_ids, self._embedding, self._target.vocabulary, 1, _TIMED_ROOM
-        )
+        ends = self._embedding, self._unembed, self._target.vocabulary
+        model = Eagle3Model(self._head, self._token_ids, *ends, 1, _TIMED_ROOM)
         places = iter(range(_TIMED_ROOM))
         hidden = torch.zeros(1, self._head.config.layer.hidden_size)
         return median_seconds(
