@@ -89,6 +89,15 @@ def test_a_piped_table_has_one_line_per_row_without_boxes_colours_or_wrapping(
         assert told(client, *command).isascii(), command
 
 
+def test_a_run_is_shown_with_how_its_training_went(sidecar: tuple[httpx.Client, UUID]) -> None:
+    shown = told(sidecar[0], "runs", "show", str(RUN))
+    assert "Training: loss 2.000 at step 10, 1.500 at step 20" in shown
+    assert (
+        "Held out: loss 1.000 at step 0, 1.000 at step 20; single draft tokens kept 0.300, then 0.600"
+        in shown
+    )
+
+
 def test_names_are_shown_as_they_are(
     capsys: pytest.CaptureFixture[str], sidecar: tuple[httpx.Client, UUID]
 ) -> None:
