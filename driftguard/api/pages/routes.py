@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlencode
 from uuid import UUID
 
+import msgspec
 import structlog
 from fastapi import APIRouter, Depends, Header, Query, Response
 from fastapi.concurrency import run_in_threadpool
@@ -37,6 +38,7 @@ from driftguard.api.status_models import Rate, StreamStatusModel
 from driftguard.api.streams import decode, matching
 from driftguard.errors import NotFound
 from driftguard.metrics.labels import StreamVerdict
+from driftguard.records.documents.retraining_run import TrainingCurve
 from driftguard.retraining.promotion.watch import against
 from driftguard.settings.loading import describe_settings
 from driftguard.settings.secrets import masked_command, secrets_of
@@ -68,7 +70,7 @@ _COMMAND: Final = "retraining.promote_command"
 _HERE: Final = Path(__file__).parent
 _CACHED: Final = {"Cache-Control": "public, max-age=3600"}
 _CHECKED: Final = {"Cache-Control": "no-cache"}
-_STATIC: Final = ("style.css", "page.js", "chart.js")
+_STATIC: Final = ("style.css", "page.js", "plot.js", "chart.js", "curve.js")
 _UPLOT: Final = ("uPlot.js", "uPlot.css", "uPlot.LICENSE.txt")  # the build brings them
 log = structlog.get_logger(__name__)
 
@@ -223,7 +225,10 @@ def retraining_page(context: AnyContext) -> HTMLResponse:
 @router.get("/retraining/{run_id}")
 def run_page(run_id: UUID, context: AnyContext) -> HTMLResponse:
     """One retraining: its progress, the gate's decision, the state of the watch."""
-    return render("run.html", run=get_retrain_run(run_id, context), against=against)
+    run = get_retrain_run(run_id, context)
+    return render(
+        "run.html", run=run, curve=msgspec.to_builtins(run.curve or TrainingCurve()), against=against
+    )
 
 
 @router.get("/configuration")

@@ -29,22 +29,26 @@ def with_report(curve: TrainingCurve, told: Mapping[str, Any], at: datetime) -> 
     """The curve with one report of the training more. One that makes no sense is counted in `left_out`."""
     try:
         report = msgspec.convert(told, _Report)
-        if not math.isfinite(report.loss):
-            raise ValueError(f"loss: {report.loss} is not a finite number")
-        if report.step > report.steps:
-            raise ValueError(f"step {report.step} of {report.steps}")
-        point = CurvePoint(report.step, at, report.loss, report.acceptance)
+        point = CurvePoint(report.step, at, _finite(report.loss), report.acceptance)
         if report.event == "progress":
-            return replace(curve, training=_with_point(curve.training, point))
-        return replace(curve, held_out=_with_point(curve.held_out, point))
+            return replace(curve, training=_with_point(curve.training, point, report.steps))
+        return replace(curve, held_out=_with_point(curve.held_out, point, report.steps))
     except ValueError as error:  # msgspec's as well
         return replace(
             curve, left_out=curve.left_out + 1, left_out_reason=curve.left_out_reason or str(error)
         )
 
 
-def _with_point(thinned: Thinned, point: CurvePoint) -> Thinned:
-    """Raises ValueError for a step that does not come after the one before."""
+def _finite(loss: float) -> float:
+    if not math.isfinite(loss):
+        raise ValueError(f"loss: {loss} is not a finite number")
+    return loss
+
+
+def _with_point(thinned: Thinned, point: CurvePoint, steps: int) -> Thinned:
+    """Raises ValueError for a step after the last one, or that does not come after the one before."""
+    if point.step > steps:
+        raise ValueError(f"step {point.step} of {steps}")
     points, reports, stride = thinned.points, thinned.reports, thinned.stride
     if points and point.step <= points[-1].step:
         raise ValueError(f"step {point.step} comes after step {points[-1].step}")

@@ -15,6 +15,7 @@ from sqlalchemy import select
 
 from driftguard.app import Sidecar, create_app
 from driftguard.pipeline.held import VERSION
+from driftguard.retraining.ledger.training_curve import with_report
 from driftguard.store import folding, retrain_runs
 from driftguard.store.database import Database
 from driftguard.store.keys import create_key
@@ -22,7 +23,7 @@ from driftguard.store.tables import Draft, Incident, Stream
 from tests.alerting.incident_rows import add_incident
 from tests.api.ingest_server import serving
 from tests.api.pages.conftest import Opener
-from tests.api.pages.scene import Scene, settings
+from tests.api.pages.scene import Scene, running_curve, settings
 
 pytestmark = pytest.mark.slow
 
@@ -79,6 +80,8 @@ def test_every_page_fits_and_can_be_read(
     scene: Scene, open_page: Opener, screenshots: Path, name: str
 ) -> None:
     page = open_page(address(scene, name))
+    if name == "running":
+        expect(page.locator("#charts .legend li", has_text="held out")).to_have_count(2)
     if name in ("stream", "incident"):
         expect(page.locator("#charts .legend", has_text="baseline").first).to_be_visible()
         expect(page.locator("#marks li", has_text="acceptance fell")).to_be_visible()
@@ -211,16 +214,39 @@ def test_a_run_says_what_the_gate_decided(scene: Scene, open_page: Opener) -> No
     expect(watched).to_contain_text(f"above the {low:.2f} to {high:.2f} expected")
 
 
-def test_a_running_training_moves_on_without_a_reload(scene: Scene, open_page: Opener) -> None:
+def test_a_running_training_and_its_curve_move_on_without_a_reload(scene: Scene, open_page: Opener) -> None:
     page = open_page(address(scene, "running"))
-    bar = page.get_by_role("progressbar")
+    bar, said = page.get_by_role("progressbar"), page.locator("#at-cursor")
     expect(bar).to_have_attribute("value", "430")
-    progress = {"step": 470, "steps": 1000, "loss": 0.9, "acceptance": 0.6}
+    page.locator("#charts").focus()
+    page.keyboard.press("End")
+    expect(said).to_have_text("Step 430. Loss: training 0.868. Single draft tokens kept: training 0.500")
+    report(scene, 500)
+    expect(bar).to_have_attribute("value", "500")
+    page.wait_for_function("plots[0].data[0].at(-1) === 500")
+    page.keyboard.press("End")
+    expect(said).to_contain_text("Loss: training 0.843, held out 1.000")
+    expect(said).to_contain_text("kept: training 0.500, held out 0.575")
+    page.get_by_text("The same numbers as a table").click()
+    rows = page.locator("#numbers tbody tr")
+    expect(rows).to_have_count(51)
+    expect(rows.first).to_contain_text("500")
+    report(scene, 510, nonsense=True)
+    expect(rows).to_have_count(52)
+    expect(
+        page.get_by_text("1 report of the training made no sense and is left out; the first: step 3")
+    ).to_be_visible()
+    report(scene, 430)
+
+
+def report(scene: Scene, step: int, *, nonsense: bool = False) -> None:
+    """As the training does, at this step of 1000; nonsense: then at step 3."""
+    progress = {"step": step, "steps": 1000, "loss": 0.9, "acceptance": 0.6}
+    curve = running_curve(step, datetime.now(UTC))
+    if nonsense:
+        curve = with_report(curve, {**progress, "event": "progress", "step": 3}, datetime.now(UTC))
     with scene.database.session() as session:
-        retrain_runs.set_progress(session, scene.running_id, progress)
-    expect(bar).to_have_attribute("value", "470")
-    with scene.database.session() as session:
-        retrain_runs.set_progress(session, scene.running_id, {**progress, "step": 430})
+        retrain_runs.set_progress(session, scene.running_id, progress, curve)
 
 
 def test_a_page_whose_sidecar_is_gone_or_hangs_says_so_soon(scene: Scene, open_page: Opener) -> None:
