@@ -127,8 +127,9 @@ def _training(curve: dict[str, Any]) -> Iterator[str]:
         if points := curve[kind]["points"] if curve else ():
             first, last = points[0], points[-1]
             yield (
-                f"{told}: loss {first['loss']:.3f} at step {first['step']}, {last['loss']:.3f} at step "
-                f"{last['step']}; single draft tokens kept {first['acceptance']:.3f}, then {last['acceptance']:.3f}"
+                f"{told}: loss {first['loss']:.3f} at step {first['step']}, "
+                f"{last['loss']:.3f} at step {last['step']}; "
+                f"single draft tokens kept {first['acceptance']:.3f}, then {last['acceptance']:.3f}"
             )
 
 

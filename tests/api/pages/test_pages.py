@@ -110,7 +110,7 @@ def test_the_fleet_says_what_the_api_says_the_worst_first(scene: Scene, open_pag
         streams = in_service(scene)
         page = open_page(address(scene, "fleet"))
         expect(page.get_by_role("heading", level=1)).to_have_text(f"1 of {len(streams)} streams degraded")
-        rows = page.locator("section[data-live=streams] .fleet tbody tr").all_inner_texts()
+        rows = page.locator("[data-live=streams] .fleet tbody tr").all_inner_texts()
     assert len(rows) == len(streams)
     for row, stream in zip(rows, streams, strict=True):
         told = " ".join(row.split())
@@ -268,6 +268,16 @@ def test_a_page_whose_sidecar_is_gone_or_hangs_says_so_soon(scene: Scene, open_p
     page.route("**/retraining/*", never_answer)
     expect(note).to_be_visible(timeout=15_000)
     assert 1 <= len(waiting) <= 2  # one after the other, not one every two seconds
+
+
+@pytest.mark.parametrize("status", [500, 404])
+def test_a_page_whose_sidecar_answers_with_an_error_says_which(
+    scene: Scene, open_page: Opener, status: int
+) -> None:
+    page = open_page(address(scene, "running"), allowed=f"the server responded with a status of {status}")
+    page.route("**/retraining/*", lambda route: route.fulfill(status=status))
+    told = f"The sidecar answered with an error, {status}. Its last page came at 20"
+    expect(page.locator("#stale")).to_contain_text(told, timeout=15_000)
 
 
 def test_charts_share_their_zoom_and_their_address_shows_the_same(scene: Scene, open_page: Opener) -> None:
@@ -469,11 +479,16 @@ def test_retraining_and_rolling_back_tell_what_came_of_it(
             promoted_at=now,
         )
         session.add(draft)
+        for number in range(20):  # tried since, and rejected
+            later = {"created_at": now + timedelta(days=number), "state": "rejected"}
+            place = {"server": "chat", "target": "target", "method": "draft_model", "name": ""}
+            session.add(Draft(**place, **later, version=f"n{number}"))
     page = open_page(f"{guarded.base_url}/incidents/{incident_id}", allowed="the server responded with")
     said, roll_back = (
         page.locator("#decide [role=status]"),
         page.get_by_role("button", name="Roll back to draft v0"),
     )
+    expect(page.get_by_text("nothing to roll back to")).to_have_count(0)
     page.get_by_label("Reason").fill("it loops")
     roll_back.click()
     expect(said).to_contain_text("API key needed")
@@ -522,10 +537,20 @@ def test_two_hundred_streams_fit_in_lines_of_their_own(
     page.get_by_role("link", name="Next 100").click()
     expect(rows.first.locator("th a")).not_to_have_text(min(first))
     assert first | set(rows.locator("th a").all_inner_texts()) == {f"chat-{number}" for number in range(200)}
+    search = page.get_by_text("Search, filter, order, group")
+    for width in (1280, 390):  # what the page is for comes first
+        page.set_viewport_size({"width": width, "height": 900})
+        headline, folded = page.locator("h1").bounding_box(), search.bounding_box()
+        assert headline
+        assert folded
+        assert headline["y"] < folded["y"]
+        expect(page.get_by_label("Group by")).to_be_hidden()
+    search.click()
     page.locator("select[name=view]").select_option("wall")
     page.get_by_label("Group by").select_option("target")
     page.get_by_role("button", name="Show").click()
     expect(page.locator(".wall li")).to_have_count(200)
+    expect(page.get_by_label("Group by")).to_be_visible()
     expect(page.locator(".group")).to_have_text("Qwen3-32B 200 streams")
     assert "view=wall" in page.url
     page.locator("select[name=view]").select_option("table")
