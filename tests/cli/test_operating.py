@@ -138,7 +138,9 @@ def test_no_name_that_others_chose_steers_the_terminal(
     monkeypatch.setattr(sys, "argv", ["driftguard", "status", "--sidecar", STEERS])
     with pytest.raises(SystemExit):
         main()
-    assert SEEN in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert SEEN.partition("\\n")[0] in shown
+    assert shown.replace("\n", "").isprintable()
 
 
 def wait_for_stream(client: httpx.Client) -> int:
