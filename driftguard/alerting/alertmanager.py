@@ -56,6 +56,7 @@ def alerts(
     stream: Stream,
     severities: Sequence[tuple[str, datetime]],
     places: Places,
+    labels: Mapping[str, str],
     now: datetime,
 ) -> Iterator[Alert]:
     """The alerts of one incident at this moment: one of its severity, and one of each severity that it had
@@ -67,6 +68,7 @@ def alerts(
         event = "raised" if raised_at else "resolved" if incident.state == "resolved" else "firing"
         ends_at = raised_at or incident.resolved_at or now + ENDS_AHEAD
         body = _body(incident, stream, severity, places, since, ends_at)
+        body["labels"] = {**labels, **body["labels"]}
         yield Alert(incident.id, event, severity, body)
 
 
@@ -96,14 +98,18 @@ def _body(
 
 
 class Alertmanager:
-    """One peer of a cluster, or a lone Alertmanager. `deliver` is called by one thread, again and again."""
+    """One peer of a cluster, or a lone Alertmanager. `deliver` is called by one thread, again and again.
+    `labels`: that every alert gets beside its own."""
 
-    def __init__(self, database: Database, url: str, places: Places, metrics: Metrics) -> None:
+    def __init__(
+        self, database: Database, url: str, places: Places, metrics: Metrics, labels: Mapping[str, str] = {}
+    ) -> None:
         url = url.rstrip("/")
         self.name = identity("alertmanager", url)
         self._url = f"{url}/api/v2/alerts"
         self._database = database
         self._places = places
+        self._labels = labels
         self._metrics = metrics
         self._next_round = 0.0  # monotonic seconds
         self._failures = 0  # in a row
@@ -144,7 +150,7 @@ class Alertmanager:
             return [
                 item
                 for incident, stream in found
-                for item in alerts(incident, stream, severities[incident.id], self._places, now)
+                for item in alerts(incident, stream, severities[incident.id], self._places, self._labels, now)
             ]
 
     def _post(self, sent: Sequence[Alert]) -> Failure | None:

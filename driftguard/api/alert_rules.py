@@ -10,11 +10,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from driftguard.alerting.rules.generate import kubernetes_manifest, rules_file
 from driftguard.alerting.rules.parameters import RuleParameters
 from driftguard.api.context import Context, get_context
+from driftguard.errors import BadInput, BadSettings
 
 router = APIRouter(tags=["health"])
 
 YAML: Final = "application/yaml"  # RFC 9512
 _DEFAULT: Final = RuleParameters()
+_SETTINGS: Final = {"base_url": "alerting.external_url", "grafana_url": "alerting.grafana_url"}
 _RULES: Final = {
     "content": {
         YAML: {"schema": {"type": "object"}, "example": {"groups": [{"name": "driftguard-recorded"}]}}
@@ -43,11 +45,17 @@ def alert_rules(
     """Gives Prometheus the alert rules. Links lead to `alerting.external_url` and `alerting.grafana_url`;
     without the first, to the address of this request. `driftguard alert-rules` sets thresholds too."""
     alerting = context.settings.alerting
-    parameters = RuleParameters(
-        base_url=alerting.external_url or str(request.base_url),
-        grafana_url=alerting.grafana_url,
-        job_name=query.job_name,
-        cluster_labels=tuple(query.cluster_label),
-    )
+    try:
+        parameters = RuleParameters(
+            base_url=alerting.external_url or str(request.base_url),
+            grafana_url=alerting.grafana_url,
+            job_name=query.job_name,
+            cluster_labels=tuple(query.cluster_label),
+        )
+    except BadInput as error:
+        name, _, wrong = error.detail.partition(": ")
+        if name in _SETTINGS:
+            raise BadSettings(f"{_SETTINGS[name]}: {wrong}") from None
+        raise BadInput(f"{name.replace('labels', 'label')}: {wrong}") from None
     make = kubernetes_manifest if query.format == "kubernetes" else rules_file
-    return Response(make(parameters), media_type=YAML)
+    return Response(make(parameters), media_type=YAML, headers={"Cache-Control": "no-store"})

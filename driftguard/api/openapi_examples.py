@@ -22,6 +22,7 @@ def _page(name: str, row: dict[str, Any]) -> dict[str, Any]:
     return {name: [row], "next_cursor": None}
 
 
+_listed_run = {name: value for name, value in RUN.items() if name != "curve"}
 _listed_incident = {
     name: value for name, value in INCIDENT.items() if name not in ("transitions", "notifications", "actions")
 }
@@ -43,7 +44,7 @@ ANSWERS: dict[str, Any] = {
     "incidents": _page("incidents", _listed_incident),
     "drafts": _page("drafts", _stored["draft"]),
     "retrain_run": RUN,
-    "retrain_runs": _page("runs", RUN),
+    "retrain_runs": _page("runs", _listed_run),
     "rolled_back": {"server": "chat-eu-1", "draft_version": "8a17c90be2f3"},
     "job": {"job_id": 17},
     "held_stream": {

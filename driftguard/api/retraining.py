@@ -16,7 +16,7 @@ from driftguard.api.cursors import decode_cursor, encode_cursor
 from driftguard.api.filters import RunQuery, refuse_repeated, row_filter
 from driftguard.api.openapi import example, problem
 from driftguard.errors import Conflict, NotFound
-from driftguard.records.documents.retraining_run import RunNumbers
+from driftguard.records.documents.retraining_run import RunNumbers, TrainingCurve
 from driftguard.retraining.engines.engine_admin import EngineRefused
 from driftguard.retraining.promotion.rollback import roll_back
 from driftguard.store import retrain_runs
@@ -100,6 +100,14 @@ class RunModel(BaseModel):
     )
 
 
+class RunDetail(RunModel):
+    curve: TrainingCurve | None = Field(
+        description="What the training reported: `training` of what is trained on, `held_out` of captured "
+        "requests that are not, each thinned to at most 256 points. Null: nothing was trained, or not yet, "
+        "or by an earlier version."
+    )
+
+
 class RunPage(BaseModel):
     runs: list[RunModel]
     next_cursor: str | None = Field(description="Pass as `cursor` for the next page; null at the end.")
@@ -123,13 +131,14 @@ def list_retrain_runs(query: Annotated[RunQuery, Query()], context: AnyContext) 
     responses=example("retrain_run")
     | problem(NotFound, f"there is no retraining run {openapi_examples.RUN['id']}"),
 )
-def get_retrain_run(run_id: UUID, context: AnyContext) -> RunModel:
-    """Shows one retraining run."""
+def get_retrain_run(run_id: UUID, context: AnyContext) -> RunDetail:
+    """Shows one retraining run, with the curve of its training."""
     with context.database.session() as session:
         run = retrain_runs.find(session, run_id)
+        curve = retrain_runs.curve_of(session, run_id)
     if run is None:
         raise NotFound(f"there is no retraining run {run_id}")
-    return RunModel.model_validate(run)
+    return RunDetail(**dict(RunModel.model_validate(run)), curve=curve)
 
 
 @router.post(

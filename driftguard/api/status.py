@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Annotated
@@ -97,6 +97,7 @@ class Places:
     kinds: Mapping[str, str] = field(default_factory=dict)
     engines: Mapping[str, str | None] = field(default_factory=dict)  # -> address of a built-in engine
     sidecar: str | None = None
+    cluster_of: Callable[[str], str | None] = lambda _: None
 
     @classmethod
     def of(cls, context: Context, scraped: Sequence[Source]) -> Places:
@@ -105,6 +106,7 @@ class Places:
             {source.server: source.kind for source in scraped},
             {engine.server: engine.admin_address for engine in settings.engines},
             settings.alerting.external_url or url_of(settings.host, settings.port),
+            settings.cluster_of,
         )
 
     def at(self, server: str, draft_version: str) -> Place:
@@ -147,6 +149,7 @@ def _stream_model(item: StreamStatus, present: float | None, places: Places) -> 
     per_day = present or measured or None
     return StreamStatusModel(
         **StreamInfo.model_validate(stream).model_dump(),
+        cluster=places.cluster_of(stream.server),
         verdict=item.verdict,
         acceptance_verdict=item.acceptance_verdict,
         text=item.text,

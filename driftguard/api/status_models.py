@@ -204,6 +204,9 @@ class LastIncident(FrozenModel):
 
 
 class StreamStatusModel(StreamInfo):
+    cluster: str | None = Field(
+        description="Of its server, by `clusters` in the settings; null where none names it."
+    )
     verdict: StreamVerdict = Field(
         description="relearning: the detector's state was stored by another version of DriftGuard. "
         "cannot_be_judged: the detector fails at the stream's records, and the stream is not tried again "

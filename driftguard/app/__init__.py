@@ -127,7 +127,10 @@ class Sidecar:
         places = Places(external_url, settings.alerting.grafana_url)
         self._alerts = AlertLoop(
             [
-                *(Alertmanager(database, url, places, self.metrics) for url in peers),
+                *(
+                    Alertmanager(database, url, places, self.metrics, settings.alerting.labels)
+                    for url in peers
+                ),
                 *(Webhook(database, url, external_url, self.metrics) for url in hooks),
             ],
             self.metrics,

@@ -30,14 +30,14 @@ def run_doctor(settings: Settings, config: Path | None, *, as_json: bool, send_t
             break
         found.append(finding)
         if not as_json:
-            _print(finding)
+            print_finding(finding)
     failed = sum(finding.state == "failed" for finding in found)
     if as_json:
         print(json.dumps({"failed": failed, "checks": [asdict(finding) for finding in found]}))
     return 1 if failed else 0
 
 
-def _print(finding: Finding) -> None:
+def print_finding(finding: Finding) -> None:
     state, width = f"{finding.state:7}", terminal_width()
     if width is not None and not os.environ.get("NO_COLOR"):
         state = f"\x1b[{_COLOURS[finding.state]}m{state}\x1b[0m"

@@ -20,6 +20,7 @@ from driftguard.cli import drafts, exports, incidents, runs, streams
 from driftguard.cli.alert_rules import alert_rules
 from driftguard.cli.options import DEFAULT_SIDECAR, AsJson, Config, Sidecar
 from driftguard.cli.output import print_table
+from driftguard.cli.plain import plain_lines
 from driftguard.errors import BadInput, DriftGuardError
 
 if TYPE_CHECKING:
@@ -492,7 +493,7 @@ def main() -> NoReturn:
         app(standalone_mode=True)
         sys.stdout.flush()
     except DriftGuardError as error:
-        print(f"driftguard: {error}", file=sys.stderr)
+        print(f"driftguard: {plain_lines(str(error))}", file=sys.stderr)
         sys.exit(error.exit_code)
     except BrokenPipeError:  # who reads has read enough, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

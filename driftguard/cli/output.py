@@ -12,6 +12,8 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 
+from driftguard.cli.plain import plain
+
 LEAST_LAST_COLUMN = 24  # characters
 GAP = "  "
 
@@ -68,7 +70,7 @@ def print_facts(values: Mapping[str, object]) -> None:
 
 
 def facts(values: Iterable[tuple[str, str]], width: int | None) -> Iterator[str]:
-    values = list(values)
+    values = [(name, plain(value)) for name, value in values]
     margin = max(len(name) for name, _ in values) + len(GAP)
     for name, value in values:
         parts = [value] if width is None else _wrapped(value, width - margin)
@@ -78,7 +80,7 @@ def facts(values: Iterable[tuple[str, str]], width: int | None) -> Iterator[str]
 
 def print_text(text: str, indent: str = "") -> None:
     """A sentence, wrapped on a terminal."""
-    width = terminal_width()
+    text, width = plain(text), terminal_width()
     for part in [text] if width is None else _wrapped(text, width - len(indent)):
         print(indent + part)
 
@@ -98,4 +100,4 @@ def number(value: float | None, form: str) -> str:
 
 
 def _text(value: object) -> str:
-    return "-" if value is None or value == "" else " ".join(str(value).split())
+    return "-" if value is None or value == "" else plain(" ".join(str(value).split()))

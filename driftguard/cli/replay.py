@@ -23,6 +23,7 @@ import msgspec
 
 from driftguard.adapters import ReplayFormat
 from driftguard.adapters.window import Identity
+from driftguard.cli.plain import plain_lines
 from driftguard.cli.replay_files import NOTHING_KNOWN, Reader
 from driftguard.detection import (
     Acceptance,
@@ -130,9 +131,12 @@ def run_replay(
     config = DetectorConfig(false_alarm_every=false_alarm_every, minimum_drop=minimum_drop)
     running, reader = Replay(config), Reader(err, format, known)
     for event in running.feed(reader.read(files)):
-        print(msgspec.json.encode(event_json(event)).decode() if json else event_text(event), file=out)
+        print(
+            msgspec.json.encode(event_json(event)).decode() if json else plain_lines(event_text(event)),
+            file=out,
+        )
     if not json:
-        print("\n".join(_summary(running)), file=out)
+        print(plain_lines("\n".join(_summary(running))), file=out)
     reader.tell_total()
     return 2 if reader.problems else 0
 

@@ -19,6 +19,7 @@ from driftguard.adapters import ReplayFormat, prometheus_history, sglang_log, vl
 from driftguard.adapters.condition import RECORDED
 from driftguard.adapters.prometheus_history import NoHistory
 from driftguard.adapters.window import Identity, Incomplete, Window
+from driftguard.cli.plain import plain
 from driftguard.records import AcceptanceRecord, RecordError, decode_record
 
 Numbered = tuple[int, AcceptanceRecord | RecordError]  # the number is the record's place in its file
@@ -72,7 +73,7 @@ class Reader:
     def _problem(self, text: str) -> None:
         self.problems += 1
         if self.problems <= MAX_LISTED_PROBLEMS:
-            print(text, file=self.err)
+            print(plain(text), file=self.err)
         elif self.problems == MAX_LISTED_PROBLEMS + 1:
             print(f"more than {MAX_LISTED_PROBLEMS} problems; the rest are only counted", file=self.err)
 

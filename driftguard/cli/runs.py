@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -74,7 +74,7 @@ def show_run(
     sidecar: Sidecar = DEFAULT_SIDECAR,
     as_json: AsJson = False,
 ) -> None:
-    """Show one retraining run with its gate and its watch."""
+    """Show one retraining run with its training, its gate and its watch."""
     from driftguard.cli.sidecar_client import call
 
     answer = call("GET", sidecar, f"{PATH}/{run_id}")
@@ -97,6 +97,10 @@ def show_run(
             "candidate": run["candidate_version"],
         }
     )
+    if lines := [*_training(run["curve"] or {})]:
+        print()
+        for line in lines:
+            print_text(line)
     numbers = run["numbers"] or {}
     if gate := numbers.get("gate"):
         print()
@@ -116,6 +120,17 @@ def show_run(
     if watch := numbers.get("watch"):
         print()
         print_text(f"Watch: {watch['verdict']}, over {watch['requests']:,} requests")
+
+
+def _training(curve: dict[str, Any]) -> Iterator[str]:
+    for kind, told in (("training", "Training"), ("held_out", "Held out")):
+        if points := curve[kind]["points"] if curve else ():
+            first, last = points[0], points[-1]
+            yield (
+                f"{told}: loss {first['loss']:.3f} at step {first['step']}, "
+                f"{last['loss']:.3f} at step {last['step']}; "
+                f"single draft tokens kept {first['acceptance']:.3f}, then {last['acceptance']:.3f}"
+            )
 
 
 @commands.command("start")

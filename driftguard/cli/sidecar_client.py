@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 
+from driftguard.cli.plain import plain, plain_object
 from driftguard.errors import BadInput, DriftGuardError
 
 TIMEOUT_SECONDS = 10.0
@@ -20,7 +21,7 @@ _KEY_NEEDED = "; set DRIFTGUARD_API_KEY to a key, which `driftguard keys create 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`text`: as it came; `found`: the JSON object in it."""
+    """`text`: as it came; `found`: the JSON object in it, as it may be shown."""
 
     text: str
     found: dict[str, Any]
@@ -106,7 +107,7 @@ def _object(base_url: str, answer: httpx.Response) -> dict[str, Any]:
     if not isinstance(found, dict):
         told = f"{without_password(base_url)} is no sidecar: its answer ({answer.status_code}) is not JSON"
         raise DriftGuardError(told)
-    return found
+    return {plain(name): plain_object(member) for name, member in found.items()}
 
 
 def without_password(url: str) -> str:

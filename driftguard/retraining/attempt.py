@@ -136,12 +136,14 @@ def _make(job: Job, kind: CandidateKind, run_id: UUID, files: Workspace, *, has_
         draft=_directory(job.info.draft.directory, "draft in service"),
         train=files.train,
         replay=files.replay if has_replay else None,
+        held_out=files.held_out,
         output=files.candidate,
         steps=rules.steps,
         seed=rules.seed,
         threads=rules.threads,
     )
-    return distil(order, files.log, ProgressWriter(job, run_id), job.should_stop)
+    with ProgressWriter(job, run_id) as writer:
+        return distil(order, files.log, writer, job.should_stop)
 
 
 def _store_candidate(job: Job, run_id: UUID, version: str, directory: Path) -> None:

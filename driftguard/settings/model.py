@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -31,6 +33,12 @@ ORDER_VARIABLES = frozenset(
         "PREVIOUS_PATH",
         "PREVIOUS_VERSION",
     )
+)
+
+_LABEL_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # of Prometheus' data model
+# Of the alerts that the sidecar posts, by driftguard/alerting/alertmanager.py.
+_ALERT_LABELS: Final = frozenset(
+    {"alertname", "server", "target", "draft_version", "method", "severity", "incident"}
 )
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -360,6 +368,11 @@ class AlertingSettings(_Group):
         default_factory=list, description="Alertmanager peers; alerts are posted to every one."
     )
     webhook_urls: list[str] = Field(default_factory=list, description="URLs that receive each page as JSON.")
+    labels: dict[str, str] = Field(
+        default_factory=dict,
+        description="Labels of every alert that this sidecar posts to Alertmanager, such as cluster and "
+        "namespace: those by which Prometheus tells its sidecars apart, as its external_labels.",
+    )
     page_slowdown: Fraction = Field(
         0.02,
         description="A fall of acceptance that is known to cost less than this part of the tokens per second "
@@ -372,6 +385,18 @@ class AlertingSettings(_Group):
         None,
         description="Address of the Grafana that has the dashboards; without it alerts do not link them.",
     )
+
+    @field_validator("labels")
+    @classmethod
+    def _labels_can_be_added(cls, labels: dict[str, str]) -> dict[str, str]:
+        for name, value in labels.items():
+            if not _LABEL_NAME.fullmatch(name) or name.startswith("__"):
+                raise ValueError(f"{name!r} is not a label name")
+            if name in _ALERT_LABELS:
+                raise ValueError(f"an alert has its own {name}")
+            if not value:
+                raise ValueError(f"{name} has no value")
+        return labels
 
 
 class MetricsSettings(_Group):
@@ -477,6 +502,11 @@ class Settings(BaseSettings):
     sources: list[SourceSettings] = Field(
         default_factory=list, description="Servers whose metrics are scraped; also --source KIND=URL."
     )
+    clusters: dict[Text, list[Text]] = Field(
+        default_factory=dict,
+        description="Name of a cluster -> names of its servers, or patterns such as chat-eu-*; of a server "
+        "that several match, the first. The fleet can then be grouped by them.",
+    )
     scraping: ScrapingSettings = Field(default_factory=ScrapingSettings)
     http: HttpSettings = Field(default_factory=HttpSettings)
     ingest: IngestSettings = Field(default_factory=IngestSettings)
@@ -505,6 +535,15 @@ class Settings(BaseSettings):
         if is_set and not others:
             raise ValueError(f"retraining.{promotes} is set, but there are no engines without admin_url")
         return self
+
+    def cluster_of(self, server: str) -> str | None:
+        """None: of a server that no cluster names."""
+        named = (
+            cluster
+            for cluster, patterns in self.clusters.items()
+            if any(fnmatchcase(server, pattern) for pattern in patterns)
+        )
+        return next(named, None)
 
     @property
     def data_directory(self) -> Path:

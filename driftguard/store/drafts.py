@@ -147,6 +147,11 @@ def reject(session: Session, server: str, target: str, version: str, at: datetim
     )
 
 
+def of_runs(session: Session, run_ids: Sequence[UUID]) -> Sequence[Draft]:
+    """What these retrainings made."""
+    return session.scalars(select(Draft).where(Draft.retrain_run_id.in_(run_ids))).all()
+
+
 def removable(session: Session, server: str, target: str, keep: int, oldest_corpus: datetime) -> list[Draft]:
     """Drafts made here whose directories may go: all but the newest `keep`, and corpora made before
     `oldest_corpus`; never the one in service, nor its parent, to which a rollback returns."""

@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session
 
 from driftguard.errors import DatabaseUnavailable
 from driftguard.records import Instant
-from driftguard.records.documents.retraining_run import Rollout, RunNumbers, Watch
+from driftguard.records.documents.retraining_run import Rollout, RunNumbers, TrainingCurve, Watch
 from driftguard.store.database import Database
 from driftguard.store.row_filter import EVERYTHING, RowFilter, newest_first
 from driftguard.store.tables import RetrainRun
@@ -159,8 +159,15 @@ def advance(session: Session, run_id: UUID, state: RunState, **values: Any) -> N
     )
 
 
-def set_progress(session: Session, run_id: UUID, progress: dict[str, Any]) -> None:
-    session.execute(update(RetrainRun).where(RetrainRun.id == run_id).values(progress=progress))
+def set_progress(
+    session: Session, run_id: UUID, progress: dict[str, Any] | None, curve: TrainingCurve
+) -> None:
+    session.execute(update(RetrainRun).where(RetrainRun.id == run_id).values(progress=progress, curve=curve))
+
+
+def curve_of(session: Session, run_id: UUID) -> TrainingCurve | None:
+    """None: of a run that has not begun to train, that makes a corpus, or of an earlier version."""
+    return session.scalar(select(RetrainRun.curve).where(RetrainRun.id == run_id))
 
 
 def end(session: Session, run_id: UUID, state: RunState, reason: str, at: datetime, **values: Any) -> None:

@@ -28,7 +28,7 @@ from driftguard.records import UnrecordedReason
 from driftguard.records.documents.cost import Cost
 from driftguard.records.documents.goodput import GoodputWatch
 from driftguard.records.documents.incident import ChangedSegment, IncidentDiagnosis, IncidentEvidence
-from driftguard.records.documents.retraining_run import RunNumbers
+from driftguard.records.documents.retraining_run import RunNumbers, TrainingCurve
 from driftguard.records.documents.serving_scores import ServingScores
 from driftguard.store.column_types import Document, FiniteDocument, FiniteDouble, name_columns
 
@@ -518,6 +518,8 @@ class RetrainRun(Base):
     candidate_version: Mapped[str | None]
     progress: Mapped[dict[str, Any] | None]  # {"step", "steps", "loss", "acceptance"} while training
     numbers: Mapped[RunNumbers | None] = mapped_column(Document(RunNumbers))
+    # Some 50 kB, which lists of runs do not need: retrain_runs.curve_of reads it.
+    curve: Mapped[TrainingCurve | None] = mapped_column(Document(TrainingCurve), deferred=True)
 
 
 class ProbePrompt(Base):

@@ -21,7 +21,8 @@ from tests.integration.servers import needs_alertmanager, running_alertmanager
 
 
 def sink(database: Database, url: str) -> Alertmanager:
-    return Alertmanager(database, url, Places("http://sidecar/", "http://grafana/"), Metrics())
+    places = Places("http://sidecar/", "http://grafana/")
+    return Alertmanager(database, url, places, Metrics(), {"cluster": "eu"})
 
 
 def send(database: Database, urls: Sequence[str], now: datetime) -> None:
@@ -51,7 +52,7 @@ def test_every_round_repeats_the_same_alert_with_a_later_end_even_from_a_new_pro
     assert receiver.received[0].path == "/api/v2/alerts"
     assert first["labels"] == second["labels"]
     assert first["labels"]["alertname"] == "DriftGuardIncident"
-    assert first["labels"]["severity"] == "critical"
+    assert (first["labels"]["severity"], first["labels"]["cluster"]) == ("critical", "eu")
     assert first["startsAt"] == second["startsAt"] == "2026-03-01T12:00:00+00:00"
     assert (first["endsAt"], second["endsAt"]) == ("2026-03-01T12:02:01+00:00", "2026-03-01T12:02:31+00:00")
     assert first["generatorURL"] == f"http://sidecar/incidents/{incident_id}"

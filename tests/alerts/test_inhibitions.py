@@ -18,7 +18,7 @@ Labels = Mapping[str, str]
 EU = {"cluster": "eu", "namespace": "llm"}
 STREAM = {"server": "chat", "target": "llama", "draft_version": "v1", "method": "eagle3"}
 DRIFT = {"alertname": "DriftGuardAcceptanceDrift", **EU, **STREAM, "direction": "down", "segment": "code"}
-POSTED = {"alertname": "DriftGuardIncident", **STREAM, "incident": "1"}
+POSTED = {"alertname": "DriftGuardIncident", **EU, **STREAM, "incident": "1"}
 DEAD = {
     "alertname": "DriftGuardSidecarUnhealthy",
     "severity": "critical",
@@ -71,7 +71,7 @@ def silenced(alertmanager: str, source: Labels, targets: Sequence[Labels]) -> li
         pytest.param(
             {**POSTED, "severity": "critical"},
             {**POSTED, "severity": "warning"},
-            [*STREAM, "incident"],
+            [*EU, *STREAM, "incident"],
             id="the same of an incident that the sidecar posts",
         ),
         pytest.param(

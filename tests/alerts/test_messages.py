@@ -23,9 +23,17 @@ from tests.alerting.http_receiver import Receiver, http_receiver, wait_until
 from tests.alerting.smtp_sink import smtp_sink
 from tests.alerts.committed import ALERTMANAGER, ALERTS, UNIT_TESTS, load
 from tests.integration.committed_config import committed_alertmanager
-from tests.integration.servers import needs_alertmanager, running_alertmanager
+from tests.integration.servers import (
+    TEAMS_SINCE,
+    alertmanager_version,
+    needs_alertmanager,
+    running_alertmanager,
+)
 
 pytestmark = needs_alertmanager
+
+VERSION = alertmanager_version()
+SENDS_TO_TEAMS = VERSION >= TEAMS_SINCE
 
 SENTENCE = (
     "Acceptance of draft v1 (eagle3) on chat fell from 0.74 to 0.40 in segment code "
@@ -53,19 +61,25 @@ class Fakes:
     def mails_of(self, group: str) -> list[EmailMessage]:
         return [mail for mail in self.mails if f"server-{group}" in mail["Subject"]]
 
+    def cards(self, group: str) -> list[dict[str, Any]]:
+        return [body["attachments"][0]["content"] for body in self.bodies("teams", group)]
+
     def send(self, group: str, alerts: Sequence[dict[str, Any]], count: int) -> None:
         """Posts alerts on server-GROUP, and waits for the `count`-th message about it at every receiver."""
         named = json.loads(json.dumps(alerts).replace("on chat", f"on server-{group}"))
         for alert in named:
             alert["labels"]["server"] = f"server-{group}"
         httpx.post(f"{self.alertmanager}/api/v2/alerts", json=named).raise_for_status()
-        for name in ("pagerduty", "slack", "webhook"):
+        for name in ("pagerduty", "slack", "webhook", *(["teams"] if SENDS_TO_TEAMS else [])):
             wait_until(lambda: len(self.bodies(name, group)) == count, f"{count} at {name}")  # noqa: B023
         wait_until(lambda: len(self.mails_of(group)) == count, f"{count} mails")
 
     def teams(self, group: str) -> tuple[str, str]:
-        """Title and text of the newest message. This Alertmanager may be too old to send it; its amtool
-        writes it, from what the webhook received."""
+        """Title and text of the newest message, as they are written before Teams shows them. Where this
+        Alertmanager is too old to send it, its amtool writes it, from what the webhook received."""
+        if SENDS_TO_TEAMS:
+            title, text = self.cards(group)[-1]["body"]
+            return title["text"], text["text"]
         data = json.dumps(self.bodies("webhook", group)[-1])
         title, text = (
             subprocess.run(
@@ -78,18 +92,18 @@ class Fakes:
                 text=True,
                 check=True,
             ).stdout
-            for text in teams_texts()
+            for text in (teams_config()["title"], teams_config()["text"])
         )
         return title, text
 
 
-def teams_texts() -> tuple[str, str]:
-    """The templates of the receiver for Teams, which is a comment as older versions refuse it."""
+def teams_config() -> dict[str, Any]:
+    """The receiver for Teams, which is a comment as older versions refuse it."""
     lines = ALERTMANAGER.read_text(encoding="utf-8").splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("  # - name: teams"))
     (receiver,) = yaml.safe_load("\n".join(line[4:] for line in lines[start : start + 6]))
     (config,) = receiver["msteamsv2_configs"]
-    return config["title"], config["text"]
+    return dict(config)
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +117,8 @@ def fakes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fakes]:
             for key, configs in named.items()
             if key in ("pagerduty_configs", "slack_configs", "email_configs")
         }
+        if SENDS_TO_TEAMS:
+            every["msteamsv2_configs"] = [{**teams_config(), "webhook_url": f"{receiver.url}/teams"}]
         hook = {"url": f"{receiver.url}/webhook"}
         document["receivers"] = [{"name": "all", **every, "webhook_configs": [hook]}]
         document["route"] = {
@@ -236,6 +252,31 @@ def test_a_name_mentions_nobody_in_slack_and_is_no_html(fakes: Fakes) -> None:
     assert "in segment &lt;!channel&gt; &amp; &lt;b&gt; since" in message["title"]
     assert "<!channel>" not in json.dumps(message)
     assert "segment &lt;!channel&gt; &amp; &lt;b&gt; since" in plain(fakes.mails_of("three")[0], "html")
+
+
+def test_a_name_links_nothing_and_emphasises_nothing_in_teams(fakes: Fakes) -> None:
+    fakes.send("five", [drift(segment="*x*](http://evil) `_y_` \\")], 1)
+    title, text = fakes.teams("five")
+    for part in (title, text):
+        assert r"in segment \*x\*\](http://evil) \`\_y\_\` \\ since" in part
+    assert f"[Incident]({INCIDENT})" in text
+
+
+@pytest.mark.skipif(
+    not SENDS_TO_TEAMS,
+    reason=f"Alertmanager {'.'.join(map(str, VERSION))} has no receiver for Teams; 0.28 and later have",
+)
+def test_teams_gets_an_adaptive_card(fakes: Fakes) -> None:
+    fakes.send("six", [drift()], 1)
+    (body,) = fakes.bodies("teams", "six")
+    assert body["type"] == "message"
+    (attachment,) = body["attachments"]
+    assert attachment["contentType"] == "application/vnd.microsoft.card.adaptive"
+    card = attachment["content"]
+    assert card["type"] == "AdaptiveCard"
+    assert [(part["type"], part["wrap"]) for part in card["body"]] == [("TextBlock", True)] * 2
+    fakes.send("six", [ended(drift())], 2)
+    assert [card["body"][0]["color"] for card in fakes.cards("six")] == ["Attention", "Good"]
 
 
 def test_an_alert_without_any_page_and_description_is_told_too(fakes: Fakes) -> None:

@@ -36,6 +36,7 @@ def get(path: str, alerting: dict[str, str]) -> Any:
 def test_prometheus_takes_them_and_every_link_leads_to_the_configured_addresses(tmp_path: Path) -> None:
     answer = get("/alerts/rules.yaml", ADDRESSES)
     assert answer.headers["content-type"] == "application/yaml"
+    assert answer.headers["cache-control"] == "no-store"
     assert answer.text == rules_file(
         RuleParameters(base_url="https://drift.example.com/eu", grafana_url="https://grafana.example.com")
     )
@@ -62,7 +63,7 @@ def test_without_an_external_url_links_lead_to_where_it_was_asked_and_to_no_dash
     ("query", "named"),
     [
         ("job_name=a%22b", "job_name: 'a\"b' has other characters"),
-        ("cluster_label=server", "cluster_labels: the rules need the label server"),
+        ("cluster_label=server", "cluster_label: the rules need the label server"),
         ("threshold=1", "threshold"),
         ("format=toml", "format"),
     ],
@@ -71,6 +72,13 @@ def test_what_it_cannot_make_is_refused_by_name(query: str, named: str) -> None:
     answer = get(f"/alerts/rules.yaml?{query}", ADDRESSES)
     assert 400 <= answer.status_code < 500
     assert named in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("name", ["external_url", "grafana_url"])
+def test_a_setting_that_rules_cannot_hold_is_refused_by_its_name(name: str) -> None:
+    answer = get("/alerts/rules.yaml", {**ADDRESSES, name: "https://drift.example.com/?a={b}"})
+    assert answer.status_code == 500
+    assert answer.json()["detail"].startswith(f"alerting.{name}: 'https://drift.example.com/?a={{b}}' is not")
 
 
 def test_a_runbook_leads_to_a_dashboard_or_says_what_is_not_set() -> None:

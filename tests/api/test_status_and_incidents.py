@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import pytest
@@ -16,8 +17,9 @@ from sqlalchemy import event, text
 from driftguard.alerting.destination import webhooks
 from driftguard.alerting.webhook import Webhook
 from driftguard.metrics import Metrics
+from driftguard.store import retrain_runs
 from driftguard.store.database import Database
-from driftguard.store.tables import Draft
+from driftguard.store.tables import Draft, RetrainRun
 from tests.alerting.http_receiver import wait_until
 from tests.alerting.incident_rows import add_incident, add_stream
 from tests.api.pages.reading import text_of
@@ -293,3 +295,31 @@ def test_the_status_reads_the_streams_once(client: httpx.Client, database: Datab
     event.remove(database.engine, "before_cursor_execute", note)
     reads = [one for one in seen if "FROM streams ORDER BY" in " ".join(one.split())]
     assert len(reads) == 1
+
+
+def test_a_promotion_stays_in_the_history_of_its_incident_however_many_drafts_follow(
+    client: httpx.Client, database: Database
+) -> None:
+    incident_id, at = add_incident(database, []), datetime(2026, 3, 1, 12, tzinfo=UTC)
+    place = {"server": "chat", "target": "target", "method": "draft_model"}
+    run = RetrainRun(
+        id=uuid4(), server="chat", target="target", incident_id=incident_id, trigger="incident",
+        state="promoted", started_at=at, ended_at=at,
+    )  # fmt: skip
+    with database.session() as session:
+        retrain_runs.begin(session, run)
+        session.add(
+            Draft(
+                **place,
+                version="cured",
+                name="cured",
+                state="retired",
+                created_at=at,
+                promoted_at=at,
+                retrain_run_id=run.id,
+            )
+        )
+        for number in range(20):
+            later = at + timedelta(days=1 + number)
+            session.add(Draft(**place, version=f"v{number}", name="", state="rejected", created_at=later))
+    assert "draft cured put into service" in client.get(f"/incidents/{incident_id}").text

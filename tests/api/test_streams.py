@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from html import unescape
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -42,7 +43,8 @@ def fleet(module_database_url: str, tmp_path_factory: pytest.TempPathFactory) ->
         )
         session.execute(update(Stream).where(Stream.server == "server-12").values(method="none"))
     add_incident(database, (), stream_id=by_server["server-8"])
-    settings = Settings(data_dir=tmp_path_factory.mktemp("data"))
+    clusters = {"eu": ["server-8", "server-1?"], "us": ["server-1*"]}
+    settings = Settings(data_dir=tmp_path_factory.mktemp("data"), clusters=clusters)
     yield TestClient(create_app(Sidecar(settings, database, "http://sidecar")), "http://127.0.0.1")
     database.close()
 
@@ -203,3 +205,29 @@ def test_those_who_look_at_once_are_answered_one_after_the_other(fleet: TestClie
     finally:
         event.remove(pool, "checkout", count)
     assert max(taken) == 1
+
+
+def test_the_fleet_is_grouped_by_the_clusters_of_the_settings(fleet: TestClient) -> None:
+    page = fleet.get("/", params={"group": "cluster", "view": "wall"}).text
+    groups = dict(re.findall(r'<h2 class="group">(.+?) <small>(\d+) streams?</small></h2>', page))
+    told = Counter(
+        item["cluster"] for item in pages(fleet, in_service=True, limit=500) if item["method"] != "none"
+    )
+    assert groups == {"eu": str(told["eu"]), "us": str(told["us"]), "in no cluster": str(told[None])}
+    assert 10 <= told["eu"] <= 11 < told["us"] < told[None]
+    (first,) = pages(fleet, server="server-8")
+    assert first["cluster"] == "eu"
+
+
+def test_a_fleet_without_clusters_is_not_offered_to_be_grouped_by_them(
+    fleet: TestClient, database: Database, tmp_path: Path
+) -> None:
+    populate(database, 2, minutes_apart=10)
+    client = TestClient(
+        create_app(Sidecar(Settings(data_dir=tmp_path), database, "http://sidecar")), "http://127.0.0.1"
+    )
+    offered = '<option value="cluster"'
+    assert offered in fleet.get("/").text
+    page = client.get("/").text
+    assert '<option value="target"' in page
+    assert offered not in page

@@ -17,6 +17,7 @@ from tests.alerting.http_receiver import wait_until
 from tests.alerting.incident_rows import add_incident
 from tests.pipeline.sidecar import post, running_sidecar
 from tests.pipeline.traffic import Traffic
+from tests.retraining.curves import curve_of
 
 RUN = UUID("0192f0c1-9a1e-7d44-8f0a-3c1d2e4f5a6b")
 
@@ -32,6 +33,8 @@ def operated_sidecar(database: Database, data_dir: Path) -> Iterator[tuple[httpx
             reason="no better on held-out traffic", started_at=now - timedelta(minutes=9), ended_at=now,
         )  # fmt: skip
         retrain_runs.begin(session, run)
+        curve = curve_of([(10, 2.0), (20, 1.5)], [(0, 0.3), (20, 0.6)], now)
+        retrain_runs.set_progress(session, RUN, None, curve)
         for version in ("v1", "v2"):
             drafts.add_candidate(
                 session, server="server-1", target="target", version=version, method="draft_model",

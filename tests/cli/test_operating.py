@@ -9,21 +9,28 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import httpx
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from driftguard.cli import app
+from driftguard.app.doctor.finding import Finding
+from driftguard.cli import app, main
+from driftguard.cli.doctor import print_finding
 from driftguard.cli.output import table
 from driftguard.cli.status_table import print_stream
 from driftguard.demo.processes import free_url
 from driftguard.errors import DriftGuardError
 from driftguard.store.database import Database
 from driftguard.store.keys import create_key
+from tests.alerting.http_receiver import wait_until
+from tests.alerting.incident_rows import add_incident
 from tests.cli.operated_sidecar import RUN, operated_sidecar
-from tests.pipeline.sidecar import running_sidecar
+from tests.pipeline.sidecar import post, running_sidecar
+from tests.pipeline.traffic import Traffic
 from tests.sources.served import served
 
 
@@ -89,12 +96,66 @@ def test_a_piped_table_has_one_line_per_row_without_boxes_colours_or_wrapping(
         assert told(client, *command).isascii(), command
 
 
+def test_a_run_is_shown_with_how_its_training_went(sidecar: tuple[httpx.Client, UUID]) -> None:
+    shown = told(sidecar[0], "runs", "show", str(RUN))
+    assert "Training: loss 2.000 at step 10, 1.500 at step 20" in shown
+    assert (
+        "Held out: loss 1.000 at step 0, 1.000 at step 20; single draft tokens kept 0.300, then 0.600"
+        in shown
+    )
+
+
 def test_names_are_shown_as_they_are(
     capsys: pytest.CaptureFixture[str], sidecar: tuple[httpx.Client, UUID]
 ) -> None:
     stream = sidecar[0].get("/api/v1/streams/1").json()
     print_stream({**stream, "method": "[/tree]", "server": "[chat]"})
     assert capsys.readouterr().out.startswith(f"[chat] {stream['target']}, [/tree] ")
+
+
+STEERS = "\x1b[31m\x9b2J\x07\nchat\u202e"
+SEEN = r"\x1b[31m\x9b2J\x07\nchat\u202e"
+
+
+def test_no_name_that_others_chose_steers_the_terminal(
+    database: Database, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_sidecar(database, tmp_path) as client:
+        record = Traffic(seed=92).draw(1, {STEERS: 0.7})[0]
+        post(client, [msgspec.structs.replace(record, server=STEERS, target=STEERS)])
+        stream = wait_for_stream(client)
+        incident_id = add_incident(database, [], stream_id=stream)
+        wait_until(
+            lambda: client.get(f"/api/v1/incidents/{incident_id}").json()["diagnosis"], "the diagnosis"
+        )
+        for command in (
+            ["status"], ["streams", "list"], ["streams", "show", str(stream)], ["incidents", "list"],
+            ["incidents", "show", str(incident_id)],
+        ):  # fmt: skip
+            shown = told(client, *command)
+            assert SEEN in shown, command
+            assert shown.replace("\n", "").isprintable(), command
+    monkeypatch.setattr(sys, "argv", ["driftguard", "status", "--sidecar", STEERS])
+    with pytest.raises(SystemExit):
+        main()
+    shown = capsys.readouterr().err
+    assert SEEN.partition("\\n")[0] in shown
+    assert shown.replace("\n", "").isprintable()
+
+
+def wait_for_stream(client: httpx.Client) -> int:
+    def streams() -> list[dict[str, Any]]:
+        return list(client.get("/api/v1/streams").json()["streams"])
+
+    wait_until(lambda: bool(streams()), "the stream")
+    return int(streams()[0]["id"])
+
+
+def test_what_the_doctor_finds_does_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    print_finding(Finding("sources", "failed", f"{STEERS} does not answer", f"start {STEERS}"))
+    shown = capsys.readouterr().out
+    assert shown.count(SEEN) == 2
+    assert shown.replace("\n", "").isprintable()
 
 
 def test_status_is_not_wrapped_where_it_is_piped(sidecar: tuple[httpx.Client, UUID]) -> None:

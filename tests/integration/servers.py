@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,10 +20,21 @@ from tests.alerting.http_receiver import wait_until
 
 PROMETHEUS = shutil.which("prometheus")
 ALERTMANAGER = shutil.which("prometheus-alertmanager") or shutil.which("alertmanager")  # Debian's name first
+TEAMS_SINCE = (0, 28)  # the version of Alertmanager that has a receiver for Microsoft Teams
 HASTENED = {"scrape_interval": "500ms", "evaluation_interval": "500ms"}
 
 needs_prometheus = pytest.mark.skipif(PROMETHEUS is None, reason="prometheus is not installed")
 needs_alertmanager = pytest.mark.skipif(ALERTMANAGER is None, reason="Alertmanager is not installed")
+
+
+def alertmanager_version() -> tuple[int, ...]:
+    """Of the one that is installed; () where there is none."""
+    if ALERTMANAGER is None:
+        return ()
+    told = subprocess.run([ALERTMANAGER, "--version"], capture_output=True, text=True, check=True)
+    found = re.search(r"version (\d+)\.(\d+)\.(\d+)", told.stdout + told.stderr)
+    assert found, told
+    return tuple(map(int, found.groups()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,10 @@ def test_killed_while_training(drifted: Drifted, engine: EngineStub, tmp_path: P
     next_run(drifted, data_dir, engine)
     with drifted.database.session() as session:
         run = retrain_runs.find(session, killed.id)
+        curve = retrain_runs.curve_of(session, killed.id)
     assert run is not None
+    assert curve is not None
+    assert curve.training.points[0].step == 10  # what was reported before the kill
     assert (run.state, run.ended_at is not None) == ("failed", True)
     assert run.reason == f"interrupted while training; draft {drifted.parent} is in service"
     assert engine.calls == []

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from driftguard.records.documents.retraining_run import Decision
+from driftguard.records.documents.retraining_run import Decision, TrainingCurve
 from driftguard.retraining import attempt
 from driftguard.retraining.ledger.outcome import Progress, RetrainOutcome
 from driftguard.retraining.run import retrain
-from driftguard.retraining.training import checksums
+from driftguard.retraining.training import checksums, process
 from driftguard.retraining.training.gate import decide
+from driftguard.retraining.training.process import TrainingFailed
 from driftguard.store import drafts, retrain_runs
 from driftguard.store.tables import RetrainRun
 from tests.retraining.conftest import Drifted
@@ -26,6 +28,13 @@ def run_of(drifted: Drifted, outcome: RetrainOutcome) -> RetrainRun:
         run = retrain_runs.find(session, outcome.run_id)
     assert run is not None
     return run
+
+
+def curve_of(drifted: Drifted, run: RetrainRun) -> TrainingCurve:
+    with drifted.database.session() as session:
+        curve = retrain_runs.curve_of(session, run.id)
+    assert curve is not None
+    return curve
 
 
 def state_of_draft(drifted: Drifted, version: str | None) -> str | None:
@@ -48,6 +57,10 @@ def test_a_rejected_candidate_changes_nothing_and_the_same_weights_can_be_promot
     assert run.numbers is not None
     assert run.numbers.gate is not None
     assert run.numbers.gate.gain.difference > 0.05
+    curve = curve_of(drifted, run)
+    assert [point.step for point in curve.training.points] == [10, 20, 30, 40, 50, 60]
+    assert [point.step for point in curve.held_out.points] == [*range(0, 61, 6)]
+    assert curve.held_out.points[-1].acceptance > curve.held_out.points[0].acceptance + 0.05
     assert state_of_draft(drifted, run.candidate_version) == "rejected"
     assert engine.serving["version"] == drifted.parent
     assert engine.calls == []
@@ -125,6 +138,31 @@ def test_what_the_training_refuses_is_told_by_its_own_words(
     assert outcome.state == "failed"
     assert "token ids are 0 to 31" in outcome.reason
     assert engine.calls == []
+
+
+def test_reports_that_make_no_sense_do_no_harm_and_what_came_before_a_failure_is_kept(
+    drifted: Drifted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports: list[dict[str, Any]] = [
+        {"event": "progress", "step": step, "steps": 60, "loss": loss, "acceptance": 0.5}
+        for step, loss in [(10, 2.0), (20, float("nan")), (5, 1.0), (30, 1.5)]
+    ]
+
+    def fails(*_: object) -> Iterator[dict[str, Any]]:
+        yield from [*reports, {"event": "progress"}]
+        raise TrainingFailed("the training process ended with code -9: out of memory")
+
+    monkeypatch.setattr(process, "_run", fails)
+    told: list[Progress] = []
+    outcome = retrain(drifted.database, drifted.settings, on_progress=told.append)
+    assert (outcome.state, outcome.reason) == (
+        "failed",
+        "the training process ended with code -9: out of memory",
+    )
+    assert [one.step for one in told if one.step] == [10, 30]
+    curve = curve_of(drifted, run_of(drifted, outcome))
+    assert [(point.step, point.loss) for point in curve.training.points] == [(10, 2.0), (30, 1.5)]
+    assert (curve.left_out, curve.left_out_reason) == (3, "loss: nan is not a finite number")
 
 
 def test_a_wish_to_stop_ends_the_training(drifted: Drifted, engine: EngineStub, tmp_path: Path) -> None:

@@ -52,6 +52,29 @@ def test_distillation_raises_acceptance_on_heldout_traffic(
     assert (provenance["loss"], provenance["steps"], provenance["train_requests"]) == (loss, 60, 160)
 
 
+def test_held_out_traffic_is_measured_and_changes_nothing(
+    pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    versions = []
+    for number, more in enumerate([(), ("--held-out", str(pair.heldout))]):
+        assert main(_distill_arguments(pair, tmp_path / str(number), "--learning-rate", "0.02", *more)) == 0
+        events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        versions.append(events[-1]["version"])
+    assert versions[0] == versions[1]
+    measured = [event for event in events if event["event"] == "held_out"]
+    assert [event["step"] for event in measured] == [*range(0, 61, 6)]
+    assert measured[-1]["acceptance"] > measured[0]["acceptance"] + 0.1
+    assert measured[-1]["loss"] < measured[0]["loss"]
+
+
+def test_a_training_that_diverges_says_so_and_writes_nothing(
+    pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(_distill_arguments(pair, tmp_path / "candidate", "--learning-rate", "1e38")) == 2
+    assert "error: the loss is nan at step 10: the training diverged" in capsys.readouterr().err
+    assert not (tmp_path / "candidate").exists()
+
+
 def load_version(directory: Path) -> str:
     import hashlib
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlencode
 from uuid import UUID
 
+import msgspec
 import structlog
 from fastapi import APIRouter, Depends, Header, Query, Response
 from fastapi.concurrency import run_in_threadpool
@@ -37,6 +38,7 @@ from driftguard.api.status_models import Rate, StreamStatusModel
 from driftguard.api.streams import decode, matching
 from driftguard.errors import NotFound
 from driftguard.metrics.labels import StreamVerdict
+from driftguard.records.documents.retraining_run import TrainingCurve
 from driftguard.retraining.promotion.watch import against
 from driftguard.settings.loading import describe_settings
 from driftguard.settings.secrets import masked_command, secrets_of
@@ -68,7 +70,7 @@ _COMMAND: Final = "retraining.promote_command"
 _HERE: Final = Path(__file__).parent
 _CACHED: Final = {"Cache-Control": "public, max-age=3600"}
 _CHECKED: Final = {"Cache-Control": "no-cache"}
-_STATIC: Final = ("style.css", "page.js", "chart.js")
+_STATIC: Final = ("style.css", "page.js", "plot.js", "chart.js", "curve.js")
 _UPLOT: Final = ("uPlot.js", "uPlot.css", "uPlot.LICENSE.txt")  # the build brings them
 log = structlog.get_logger(__name__)
 
@@ -79,7 +81,7 @@ class FleetQuery(BaseModel):
     q: str = Field("", max_length=256)
     verdict: Literal[StreamVerdict, ""] = ""
     sort: Order = "verdict"
-    group: Literal["", "target", "server"] = ""
+    group: Literal["", "target", "server", "cluster"] = ""
     view: Literal["", "wall"] = ""
     cursor: str = ""
 
@@ -111,6 +113,7 @@ def _fleet(query: FleetQuery, context: Context) -> HTMLResponse:
             query=query,
             worst_first=WORST_FIRST,
             orders=_ORDERS,
+            groupings=("", "target", "server", *(["cluster"] if context.settings.clusters else [])),
             **_shown(session, now, found, query, Places.of(context, scraped)),
             unresolved=[IncidentModel.of(*row) for row in unresolved],
             resolved=[
@@ -151,10 +154,11 @@ def _shown(
 
 
 def _groups(shown: Sequence[StreamStatusModel], by: str) -> list[tuple[str, list[StreamStatusModel]]]:
-    """By the name of the target or server, in the order of their first streams; one without a name: all."""
+    """By the name of the target, server or cluster, in the order of their first streams; one without a name:
+    all."""
     groups: dict[str, list[StreamStatusModel]] = {}
     for stream in shown:
-        groups.setdefault(getattr(stream, by) if by else "", []).append(stream)
+        groups.setdefault((getattr(stream, by) or "in no cluster") if by else "", []).append(stream)
     return list(groups.items())
 
 
@@ -189,7 +193,7 @@ def stream_page(stream_id: StreamId, context: AnyContext) -> HTMLResponse:
             source=next((item for item in servers if item.server == stream.server), None),
             false_alarm_days=context.settings.detection.false_alarm_days,
             held=folding.find_held(session, stream_id),
-            **_deciding(context, stream.server, history),
+            **_deciding(context, session, stream.server, stream.target),
         )
 
 
@@ -198,18 +202,18 @@ def incident_page(incident_id: UUID, context: AnyContext) -> HTMLResponse:
     """The web page of an incident, to which the link in an alert leads."""
     with context.database.session() as session:
         incident = detail(session, incident_id, context)
-        history = _drafts(session, incident.stream.server, incident.stream.target)
         runs = [RunModel.model_validate(run) for run in retrain_runs.of_incident(session, incident_id)]
+        made = drafts.of_runs(session, [run.id for run in runs])
         return render(
             "incident.html",
-            timeline=timeline(incident, runs, history),
+            timeline=timeline(incident, runs, [DraftModel.model_validate(draft) for draft in made]),
             incident=incident,
             baselines={
                 segment.segment: asdict(segment.before) if segment.after.positions == "all" else None
                 for segment in incident.segments
             },
             runs=runs,
-            **_deciding(context, incident.stream.server, history),
+            **_deciding(context, session, incident.stream.server, incident.stream.target),
         )
 
 
@@ -223,7 +227,10 @@ def retraining_page(context: AnyContext) -> HTMLResponse:
 @router.get("/retraining/{run_id}")
 def run_page(run_id: UUID, context: AnyContext) -> HTMLResponse:
     """One retraining: its progress, the gate's decision, the state of the watch."""
-    return render("run.html", run=get_retrain_run(run_id, context), against=against)
+    run = get_retrain_run(run_id, context)
+    return render(
+        "run.html", run=run, curve=msgspec.to_builtins(run.curve or TrainingCurve()), against=against
+    )
 
 
 @router.get("/configuration")
@@ -322,10 +329,10 @@ def _level(rate: Rate | None) -> dict[str, Any] | None:
     return rate.model_dump() if rate and rate.positions == "all" else None
 
 
-def _deciding(context: Context, server: str, history: Sequence[DraftModel]) -> dict[str, Any]:
+def _deciding(context: Context, session: Session, server: str, target: str) -> dict[str, Any]:
     """Values for the buttons: whether a key is needed, whether there is an engine, the target of a
     rollback."""
-    serving = next((draft for draft in history if draft.state == "in_service"), None)
+    serving = drafts.in_service(session, server, target)
     return {
         "key_needed": not is_loopback(context.settings.host),
         "has_engine": any(engine.server == server for engine in context.settings.engines),

@@ -22,7 +22,7 @@ class Event:
 
 
 def timeline(incident: IncidentDetail, runs: Sequence[RunModel], drafts: Sequence[DraftModel]) -> list[Event]:
-    """Oldest first. `runs`: the retrainings for it; `drafts`: of its server and target."""
+    """Oldest first. `runs`: the retrainings for it; `drafts`: what these made."""
     return sorted(_events(incident, runs, drafts), key=lambda event: event.at)
 
 

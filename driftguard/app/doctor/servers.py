@@ -228,7 +228,12 @@ def _alerts(settings: Settings) -> list[dict[str, Any]]:
     now = datetime.now(UTC)
     return [
         {
-            "labels": {"alertname": ALERTNAME, "severity": "critical", "incident": f"test-{uuid4()}"},
+            "labels": {
+                **settings.alerting.labels,
+                "alertname": ALERTNAME,
+                "severity": "critical",
+                "incident": f"test-{uuid4()}",
+            },
             "annotations": {"summary": TEST_PAGE},
             "startsAt": now.isoformat(),
             "endsAt": (now + timedelta(minutes=2)).isoformat(),

@@ -1,4 +1,5 @@
-"""The document of a retraining run: the gate's decision with its numbers, the watch, the rollout."""
+"""The documents of a retraining run: the gate's decision with its numbers, the watch, the rollout; and the
+curve of its training."""
 
 from __future__ import annotations
 
@@ -176,3 +177,35 @@ class RunNumbers:
     gate: Decision | None = None
     watch: Watch | None = None
     rollout: Rollout | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """What the training told of one step, and when. acceptance: part of single draft tokens that the target
+    keeps."""
+
+    step: int
+    at: datetime
+    loss: float
+    acceptance: float
+
+
+@dataclass(frozen=True, slots=True)
+class Thinned:
+    """Of `reports` so far every `stride`-th, beginning with the first one, and the newest."""
+
+    points: tuple[CurvePoint, ...] = ()
+    reports: int = 0
+    stride: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingCurve:
+    """training: of the requests of the newest batch (loss) and of the newest ten (acceptance). held_out: of
+    some requests that are not trained on, always the same. left_out: reports that made no sense, and why the
+    first of them did not."""
+
+    training: Thinned = Thinned()
+    held_out: Thinned = Thinned()
+    left_out: int = 0
+    left_out_reason: str | None = None

@@ -11,17 +11,19 @@ from uuid import UUID, uuid4
 
 import structlog
 
-from driftguard.records.documents.retraining_run import RunNumbers
+from driftguard.records.documents.retraining_run import RunNumbers, TrainingCurve
 from driftguard.retraining.engines.connect import Engine
 from driftguard.retraining.engines.engine_admin import EngineInfo
 from driftguard.retraining.ledger import incident_notes
 from driftguard.retraining.ledger.outcome import Progress, RetrainOutcome, Stage, Trigger
+from driftguard.retraining.ledger.training_curve import with_report
 from driftguard.settings import Settings
 from driftguard.store import retrain_runs
 from driftguard.store.database import Database
 from driftguard.store.tables import RetrainRun
 
-_PROGRESS_SECONDS = 1.0  # shortest time between two stored lines of progress
+_PROGRESS_SECONDS = 1.0  # shortest time between two stored reports
+_TOLD = ("step", "steps", "loss", "acceptance")
 log = structlog.get_logger(__name__)
 
 
@@ -93,21 +95,38 @@ def end(
 
 
 class ProgressWriter:
-    """Passes each line of the training's progress on, and stores at most one per second."""
+    """Passes each report of the training on, and stores the newest one and the curve at most once per second,
+    and when the `with` block is left, however it is left."""
 
     def __init__(self, job: Job, run_id: UUID) -> None:
         self._job = job
         self._run_id = run_id
+        self._curve = TrainingCurve()
+        self._newest: dict[str, Any] | None = None
         self._stored_at = float("-inf")
 
+    def __enter__(self) -> ProgressWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._store()
+
     def __call__(self, event: dict[str, Any]) -> None:
-        step, steps = event["step"], event["steps"]
-        self._job.on_progress(
-            Progress("training", f"step {step} of {steps}", step, steps, event["loss"], event["acceptance"])
-        )
-        now = time.monotonic()
-        if now - self._stored_at >= _PROGRESS_SECONDS or step == steps:
-            self._stored_at = now
-            progress = {name: event[name] for name in ("step", "steps", "loss", "acceptance")}
-            with self._job.database.session() as session:
-                retrain_runs.set_progress(session, self._run_id, progress)
+        before, self._curve = self._curve, with_report(self._curve, event, datetime.now(UTC))
+        if self._curve.left_out > before.left_out:
+            if not before.left_out:
+                reason = self._curve.left_out_reason
+                log.warning("a report of the training is left out", run=str(self._run_id), reason=reason)
+        elif event["event"] == "progress":
+            step, steps, loss, acceptance = (event[name] for name in _TOLD)
+            self._newest = {name: event[name] for name in _TOLD}
+            self._job.on_progress(
+                Progress("training", f"step {step} of {steps}", step, steps, loss, acceptance)
+            )
+        if time.monotonic() - self._stored_at >= _PROGRESS_SECONDS:
+            self._store()
+
+    def _store(self) -> None:
+        with self._job.database.session() as session:
+            retrain_runs.set_progress(session, self._run_id, self._newest, self._curve)
+        self._stored_at = time.monotonic()

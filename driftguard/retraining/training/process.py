@@ -42,6 +42,7 @@ class Distillation:
     draft: Path
     train: Path
     replay: Path | None
+    held_out: Path
     output: Path
     steps: int
     seed: int
@@ -131,7 +132,8 @@ def distil(
     on_progress: Callable[[dict[str, Any]], None],
     should_stop: Callable[[], bool],
 ) -> str:
-    """Trains a candidate into `order.output`; returns its version. Raises TrainingFailed, TrainingStopped."""
+    """Trains a candidate into `order.output`; returns its version. on_progress gets each report, as it was
+    printed. Raises TrainingFailed, TrainingStopped."""
     # The plan has decided that the traffic suffices; part of it is held out, so the training's own
     # minimum, counted on the rest, would refuse what the setting allows.
     arguments = ["distill", "--minimum-requests", "1"]
@@ -139,6 +141,7 @@ def distil(
     arguments += ["--train", str(order.train), "--output", str(order.output)]
     if order.replay is not None:
         arguments += ["--replay", str(order.replay)]
+    arguments += ["--held-out", str(order.held_out)]
     arguments += ["--steps", str(order.steps), "--seed", str(order.seed), "--threads", str(order.threads)]
     return _made(arguments, order.output, log, should_stop, on_progress)
 
@@ -165,7 +168,7 @@ def _made(
         for event in events:
             if event.get("event") == "done":
                 version = str(event["version"])
-            elif event.get("event") == "progress":
+            elif event.get("event") in ("progress", "held_out"):
                 on_progress(event)
     if version is None or not output.is_dir():
         raise TrainingFailed(f"the training ended without a candidate; its log was: {_tail(log)}")

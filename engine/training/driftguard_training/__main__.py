@@ -56,6 +56,7 @@ def _distill(parsed: argparse.Namespace) -> None:
             draft=parsed.draft,
             train=parsed.train,
             replay=parsed.replay,
+            held_out=parsed.held_out,
             output=parsed.output,
             steps=parsed.steps,
             seed=parsed.seed,
@@ -170,6 +171,7 @@ def _add_distill(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--draft", type=Path, required=True, help="draft model or heads to start from")
     parser.add_argument("--train", type=Path, required=True, help="captured traffic to learn")
     parser.add_argument("--replay", type=Path, help="older traffic, for a part of every batch")
+    parser.add_argument("--held-out", type=Path, help="traffic on which the draft is measured meanwhile")
     parser.add_argument("--output", type=Path, required=True, help="new directory for the candidate")
     parser.add_argument("--steps", type=_whole(1), default=150)
     parser.add_argument("--seed", type=_whole(0), default=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +13,7 @@ import torch
 
 from driftguard_training.drafts.base import Draft
 from driftguard_training.drafts.kinds import load_draft
-from driftguard_training.errors import TooLittleTraffic
+from driftguard_training.errors import TooLittleTraffic, TrainingDiverged
 from driftguard_training.model_directories import LoadedModel, check_output, load_model, model_version
 from driftguard_training.pretraining import Schedule, adamw, apply_gradient
 from driftguard_training.settings import DistillSettings
@@ -20,6 +21,8 @@ from driftguard_training.traffic import TrafficRequest, read_traffic
 
 _WARMUP_STEPS = 10
 _REPORT_EVERY_STEPS = 10
+_HELD_OUT_MEASUREMENTS = 10  # and one before the first step
+_HELD_OUT_REQUESTS = 32
 
 Emit = Callable[[dict[str, object]], None]
 
@@ -27,17 +30,20 @@ Emit = Callable[[dict[str, object]], None]
 def distill(settings: DistillSettings, emit: Emit) -> None:
     """Write the candidate to `settings.output`; report progress, and at last "done", through `emit`.
 
-    Only output positions count in the loss: prompt tokens are never drafted.
+    Only output positions count in the loss: prompt tokens are never drafted. Held-out traffic is only
+    measured: the candidate is the same without it.
 
     Raises:
-        TrainingRefused: bad models, bad or too little traffic, or an output that exists. Nothing is written.
+        TrainingRefused: bad models, bad or too little traffic, an output that exists, or a loss that is not
+            finite. Nothing is written.
     """
     started = time.monotonic()
     check_output(settings.output)
     target = load_model(settings.target, "target")
     draft = load_draft(settings.draft, target)
-    train, replay = _read(settings, target, draft)
-    acceptance = _optimise(settings, draft, batches(train, replay, settings, draft.replay_share), emit)
+    train, replay, held_out = _read(settings, target, draft)
+    data = batches(train, replay, settings, draft.replay_share)
+    acceptance = _optimise(settings, draft, data, held_out, emit)
     facts: dict[str, object] = {
         "parent": model_version(settings.draft),
         "target": settings.target.name,
@@ -74,47 +80,70 @@ def _passes(requests: Sequence[TrafficRequest], generator: random.Random) -> Ite
 
 def _read(
     settings: DistillSettings, target: LoadedModel, draft: Draft
-) -> tuple[list[TrafficRequest], list[TrafficRequest]]:
+) -> tuple[list[TrafficRequest], list[TrafficRequest], list[TrafficRequest]]:
+    """What is trained on, what is replayed, and what is measured."""
     context = min(target.context_tokens, draft.context_tokens)
 
-    def read(path: Path) -> list[TrafficRequest]:
-        requests = read_traffic(path, target.vocabulary, context)
+    def read(path: Path | None) -> list[TrafficRequest]:
+        requests = read_traffic(path, target.vocabulary, context) if path else []
         return [one for one in requests if len(one.token_ids) >= draft.least_tokens]
 
-    train = read(settings.train)
+    train, held_out = read(settings.train), read(settings.held_out)
     if len(train) < settings.minimum_requests:
         raise TooLittleTraffic(
             f"{settings.train} has {len(train)} requests; distillation needs at least "
             f"{settings.minimum_requests}, fewer can make a draft worse"
         )
-    return train, read(settings.replay) if settings.replay else []
+    measured = random.Random(settings.seed).sample(held_out, min(_HELD_OUT_REQUESTS, len(held_out)))
+    return train, read(settings.replay), measured
 
 
 def _optimise(
-    settings: DistillSettings, draft: Draft, data: Iterator[list[TrafficRequest]], emit: Emit
+    settings: DistillSettings,
+    draft: Draft,
+    data: Iterator[list[TrafficRequest]],
+    held_out: Sequence[TrafficRequest],
+    emit: Emit,
 ) -> float:
     """Train the draft in place; returns the mean acceptance probability of the last reported steps."""
     torch.manual_seed(settings.seed)  # for drafts with dropout
     optimizer = adamw(draft.module, weight_decay=0.0)
     schedule = Schedule(settings.steps, settings.learning_rate, _WARMUP_STEPS, final_share=0.0)
-    draft.module.train()
+    between = math.ceil(settings.steps / _HELD_OUT_MEASUREMENTS)
     recent: list[float] = []
-    for step, batch in zip(range(settings.steps), data, strict=False):
+
+    def report(event: str, step: int, loss: float, acceptance: float) -> None:
+        if not math.isfinite(loss):
+            raise TrainingDiverged(f"the loss is {loss} at step {step}: the training diverged")
+        told = {"loss": round(loss, 4), "acceptance": round(acceptance, 4)}
+        emit({"event": event, "step": step, "steps": settings.steps, **told})
+
+    if held_out:
+        report("held_out", 0, *_measure(settings, draft, held_out))
+    for step, batch in zip(range(1, settings.steps + 1), data, strict=False):
+        draft.module.train()
         loss, accepted = draft.loss(batch, settings.loss)
-        apply_gradient(draft.module, optimizer, loss, schedule.at(step))
+        apply_gradient(draft.module, optimizer, loss, schedule.at(step - 1))
         recent = [*recent, accepted.mean().item()][-_REPORT_EVERY_STEPS:]
-        if (step + 1) % _REPORT_EVERY_STEPS == 0 or step + 1 == settings.steps:
-            emit(_progress(step + 1, settings.steps, loss.item(), recent))
+        if step % _REPORT_EVERY_STEPS == 0 or step == settings.steps:
+            report("progress", step, loss.item(), sum(recent) / len(recent))
+        if held_out and (step % between == 0 or step == settings.steps):
+            report("held_out", step, *_measure(settings, draft, held_out))
     draft.module.eval()
     return round(sum(recent) / len(recent), 4)
 
 
-def _progress(step: int, steps: int, loss: float, recent: list[float]) -> dict[str, object]:
-    acceptance = round(sum(recent) / len(recent), 4)
-    return {
-        "event": "progress",
-        "step": step,
-        "steps": steps,
-        "loss": round(loss, 4),
-        "acceptance": acceptance,
-    }
+@torch.no_grad()
+def _measure(
+    settings: DistillSettings, draft: Draft, requests: Sequence[TrafficRequest]
+) -> tuple[float, float]:
+    """Mean loss and mean acceptance probability of the tokens of these answers."""
+    draft.module.eval()
+    losses, kept, tokens = 0.0, 0.0, 0
+    for start in range(0, len(requests), settings.batch_requests):
+        batch = requests[start : start + settings.batch_requests]
+        loss, accepted = draft.loss(batch, settings.loss)
+        losses += loss.item() * len(accepted)
+        kept += accepted.sum().item()
+        tokens += len(accepted)
+    return losses / tokens, kept / tokens

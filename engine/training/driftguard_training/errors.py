@@ -25,3 +25,7 @@ class ModelsDoNotFit(TrainingRefused):
 
 class OutputExists(TrainingRefused):
     """--output {directory} already exists; name a new directory"""
+
+
+class TrainingDiverged(TrainingRefused):
+    """the loss is {loss} at step {step}: the training diverged"""

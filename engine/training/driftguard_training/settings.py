@@ -15,13 +15,15 @@ MINIMUM_REQUESTS = 128  # measured: with 16 requests the draft became worse
 
 @dataclass(frozen=True, slots=True)
 class DistillSettings:
-    """One distillation. `batch_requests` includes what is replayed."""
+    """One distillation. `batch_requests` includes what is replayed. `held_out`: traffic on which the draft is
+    measured now and then; it is not trained on."""
 
     target: Path
     draft: Path
     train: Path
     output: Path
     replay: Path | None = None
+    held_out: Path | None = None
     steps: int = 150
     seed: int = 0
     learning_rate: float = 1e-3

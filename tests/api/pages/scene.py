@@ -5,6 +5,7 @@ One stream is degraded while a new draft is trained, one steady, one learning, o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +23,14 @@ from driftguard.app import Sidecar, create_app
 from driftguard.incidents import cost_measurement
 from driftguard.incidents.opening import NOBODY
 from driftguard.records import AcceptanceRecord
-from driftguard.records.documents.retraining_run import Costs, GateRules, OldLevel, RequestCounts, RunNumbers
+from driftguard.records.documents.retraining_run import (
+    Costs,
+    GateRules,
+    OldLevel,
+    RequestCounts,
+    RunNumbers,
+    TrainingCurve,
+)
 from driftguard.records.probe_session import session_of
 from driftguard.retraining.ledger import incident_notes
 from driftguard.retraining.promotion import watch
@@ -36,6 +44,7 @@ from tests.alerting.http_receiver import wait_until
 from tests.api.ingest_server import serving
 from tests.cost.traffic import Server, told
 from tests.pipeline.sidecar import post
+from tests.retraining.curves import curve_of
 
 SEED = 7
 TARGET = "Qwen3-32B"
@@ -273,9 +282,18 @@ def _running(database: Database, incident_id: UUID, now: datetime) -> UUID:
     )
     with database.session() as session:
         retrain_runs.begin(session, run)
+        assert run.progress
+        retrain_runs.set_progress(session, run.id, run.progress, running_curve(430, now))
         retrain_runs.begin(session, rejected)
         incident_notes.begin_mitigation(session, incident_id, "retraining on 512 captured requests", now)
     return run.id
+
+
+def running_curve(step: int, now: datetime) -> TrainingCurve:
+    """Of the run that is under way, at this step of 1000."""
+    losses = [(one, 0.8 + 1.2 * math.exp(-one / 150)) for one in range(10, step + 1, 10)]
+    kept = [(one, 0.6 - 0.3 * math.exp(-one / 200)) for one in range(0, step + 1, 100)]
+    return curve_of(losses, kept, now)
 
 
 def _sources(now: datetime) -> Sequence[SourceState]:

@@ -15,6 +15,7 @@ from sqlalchemy import select
 
 from driftguard.app import Sidecar, create_app
 from driftguard.pipeline.held import VERSION
+from driftguard.retraining.ledger.training_curve import with_report
 from driftguard.store import folding, retrain_runs
 from driftguard.store.database import Database
 from driftguard.store.keys import create_key
@@ -22,7 +23,7 @@ from driftguard.store.tables import Draft, Incident, Stream
 from tests.alerting.incident_rows import add_incident
 from tests.api.ingest_server import serving
 from tests.api.pages.conftest import Opener
-from tests.api.pages.scene import Scene, settings
+from tests.api.pages.scene import Scene, running_curve, settings
 
 pytestmark = pytest.mark.slow
 
@@ -79,6 +80,8 @@ def test_every_page_fits_and_can_be_read(
     scene: Scene, open_page: Opener, screenshots: Path, name: str
 ) -> None:
     page = open_page(address(scene, name))
+    if name == "running":
+        expect(page.locator("#charts .legend li", has_text="held out")).to_have_count(2)
     if name in ("stream", "incident"):
         expect(page.locator("#charts .legend", has_text="baseline").first).to_be_visible()
         expect(page.locator("#marks li", has_text="acceptance fell")).to_be_visible()
@@ -107,7 +110,7 @@ def test_the_fleet_says_what_the_api_says_the_worst_first(scene: Scene, open_pag
         streams = in_service(scene)
         page = open_page(address(scene, "fleet"))
         expect(page.get_by_role("heading", level=1)).to_have_text(f"1 of {len(streams)} streams degraded")
-        rows = page.locator("section[data-live=streams] .fleet tbody tr").all_inner_texts()
+        rows = page.locator("[data-live=streams] .fleet tbody tr").all_inner_texts()
     assert len(rows) == len(streams)
     for row, stream in zip(rows, streams, strict=True):
         told = " ".join(row.split())
@@ -211,16 +214,39 @@ def test_a_run_says_what_the_gate_decided(scene: Scene, open_page: Opener) -> No
     expect(watched).to_contain_text(f"above the {low:.2f} to {high:.2f} expected")
 
 
-def test_a_running_training_moves_on_without_a_reload(scene: Scene, open_page: Opener) -> None:
+def test_a_running_training_and_its_curve_move_on_without_a_reload(scene: Scene, open_page: Opener) -> None:
     page = open_page(address(scene, "running"))
-    bar = page.get_by_role("progressbar")
+    bar, said = page.get_by_role("progressbar"), page.locator("#at-cursor")
     expect(bar).to_have_attribute("value", "430")
-    progress = {"step": 470, "steps": 1000, "loss": 0.9, "acceptance": 0.6}
+    page.locator("#charts").focus()
+    page.keyboard.press("End")
+    expect(said).to_have_text("Step 430. Loss: training 0.868. Single draft tokens kept: training 0.500")
+    report(scene, 500)
+    expect(bar).to_have_attribute("value", "500")
+    page.wait_for_function("plots[0].data[0].at(-1) === 500")
+    page.keyboard.press("End")
+    expect(said).to_contain_text("Loss: training 0.843, held out 1.000")
+    expect(said).to_contain_text("kept: training 0.500, held out 0.575")
+    page.get_by_text("The same numbers as a table").click()
+    rows = page.locator("#numbers tbody tr")
+    expect(rows).to_have_count(51)
+    expect(rows.first).to_contain_text("500")
+    report(scene, 510, nonsense=True)
+    expect(rows).to_have_count(52)
+    expect(
+        page.get_by_text("1 report of the training made no sense and is left out; the first: step 3")
+    ).to_be_visible()
+    report(scene, 430)
+
+
+def report(scene: Scene, step: int, *, nonsense: bool = False) -> None:
+    """As the training does, at this step of 1000; nonsense: then at step 3."""
+    progress = {"step": step, "steps": 1000, "loss": 0.9, "acceptance": 0.6}
+    curve = running_curve(step, datetime.now(UTC))
+    if nonsense:
+        curve = with_report(curve, {**progress, "event": "progress", "step": 3}, datetime.now(UTC))
     with scene.database.session() as session:
-        retrain_runs.set_progress(session, scene.running_id, progress)
-    expect(bar).to_have_attribute("value", "470")
-    with scene.database.session() as session:
-        retrain_runs.set_progress(session, scene.running_id, {**progress, "step": 430})
+        retrain_runs.set_progress(session, scene.running_id, progress, curve)
 
 
 def test_a_page_whose_sidecar_is_gone_or_hangs_says_so_soon(scene: Scene, open_page: Opener) -> None:
@@ -242,6 +268,16 @@ def test_a_page_whose_sidecar_is_gone_or_hangs_says_so_soon(scene: Scene, open_p
     page.route("**/retraining/*", never_answer)
     expect(note).to_be_visible(timeout=15_000)
     assert 1 <= len(waiting) <= 2  # one after the other, not one every two seconds
+
+
+@pytest.mark.parametrize("status", [500, 404])
+def test_a_page_whose_sidecar_answers_with_an_error_says_which(
+    scene: Scene, open_page: Opener, status: int
+) -> None:
+    page = open_page(address(scene, "running"), allowed=f"the server responded with a status of {status}")
+    page.route("**/retraining/*", lambda route: route.fulfill(status=status))
+    told = f"The sidecar answered with an error, {status}. Its last page came at 20"
+    expect(page.locator("#stale")).to_contain_text(told, timeout=15_000)
 
 
 def test_charts_share_their_zoom_and_their_address_shows_the_same(scene: Scene, open_page: Opener) -> None:
@@ -443,11 +479,16 @@ def test_retraining_and_rolling_back_tell_what_came_of_it(
             promoted_at=now,
         )
         session.add(draft)
+        for number in range(20):  # tried since, and rejected
+            later = {"created_at": now + timedelta(days=number), "state": "rejected"}
+            place = {"server": "chat", "target": "target", "method": "draft_model", "name": ""}
+            session.add(Draft(**place, **later, version=f"n{number}"))
     page = open_page(f"{guarded.base_url}/incidents/{incident_id}", allowed="the server responded with")
     said, roll_back = (
         page.locator("#decide [role=status]"),
         page.get_by_role("button", name="Roll back to draft v0"),
     )
+    expect(page.get_by_text("nothing to roll back to")).to_have_count(0)
     page.get_by_label("Reason").fill("it loops")
     roll_back.click()
     expect(said).to_contain_text("API key needed")
@@ -496,10 +537,20 @@ def test_two_hundred_streams_fit_in_lines_of_their_own(
     page.get_by_role("link", name="Next 100").click()
     expect(rows.first.locator("th a")).not_to_have_text(min(first))
     assert first | set(rows.locator("th a").all_inner_texts()) == {f"chat-{number}" for number in range(200)}
+    search = page.get_by_text("Search, filter, order, group")
+    for width in (1280, 390):  # what the page is for comes first
+        page.set_viewport_size({"width": width, "height": 900})
+        headline, folded = page.locator("h1").bounding_box(), search.bounding_box()
+        assert headline
+        assert folded
+        assert headline["y"] < folded["y"]
+        expect(page.get_by_label("Group by")).to_be_hidden()
+    search.click()
     page.locator("select[name=view]").select_option("wall")
     page.get_by_label("Group by").select_option("target")
     page.get_by_role("button", name="Show").click()
     expect(page.locator(".wall li")).to_have_count(200)
+    expect(page.get_by_label("Group by")).to_be_visible()
     expect(page.locator(".group")).to_have_text("Qwen3-32B 200 streams")
     assert "view=wall" in page.url
     page.locator("select[name=view]").select_option("table")

@@ -2,20 +2,17 @@
 // What is shown is in the address: minutes, segment, and since and until where it is zoomed.
 "use strict";
 
-const COLOURS = ["#3b82f6", "#e0792b", "#10a37f", "#b455d6", "#d6455f", "#8a8f2a", "#0ea5c6", "#a0703c"];
-const NARROW = 600, AXIS = 48, GAP_BINS = 4, ANSWER_MILLISECONDS = 10_000;
-const place = document.getElementById("charts");
+const GAP_BINS = 4, ANSWER_MILLISECONDS = 10_000;
 const chosen = document.getElementById("segment");
-const table = document.getElementById("numbers");
 const view = { minutes: 60, since: null, until: null }; // since and until in seconds, where it is zoomed
-let series = null, plots = [], drawn = "", asked = 0;
-
-function colour(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-}
+let series = null, drawn = "", asked = 0;
 
 function seconds(at) {
   return Date.parse(at) / 1000;
+}
+
+function nameOf(x) {
+  return clock(new Date(x * 1000));
 }
 
 function ratio(part, whole) {
@@ -110,20 +107,6 @@ function baseline() { // {rate, low, high}, or undefined
   return JSON.parse(document.getElementById("baselines").textContent)[chosen.value] || undefined;
 }
 
-function fitted(least, most, span) { // a range with room, at least as wide as span
-  return (plot, low, high) => {
-    const band = plot.band;
-    if (band) [low, high] = [Math.min(low ?? 1, band.low), Math.max(high ?? 0, band.high)];
-    if (low == null || low > high) return [0, 1];
-    const room = Math.max(0.08 * (high - low), (span - (high - low)) / 2);
-    return [Math.max(least, low - room), Math.min(most, high + room)];
-  };
-}
-
-function from0(_, low, high) {
-  return [0, 1.1 * (high || 1)];
-}
-
 // --- what happened ---
 
 function marks() {
@@ -137,13 +120,6 @@ function marks() {
   for (const one of series.promotions) found.push({ at: seconds(one.at), shown: true, hue: "--good", text: `draft ${one.draft_version} put into service`, more: [] });
   for (const at of series.server_starts) found.push({ at: seconds(at), shown: true, hue: "--warn", text: "server started", more: [] });
   return found.sort((a, b) => a.at - b.at).map((mark, i) => ({ ...mark, number: i + 1 }));
-}
-
-function timeElement(at) {
-  const element = document.createElement("time");
-  element.dateTime = at;
-  element.textContent = clock(new Date(at));
-  return element;
 }
 
 function listMarks(found) {
@@ -232,10 +208,7 @@ function span() { // of the time axis: the data there is, up to now; or what was
 }
 
 function options(chart, first) {
-  const ink = colour("--quiet"), grid = { stroke: colour("--line"), width: 1 }, narrow = place.clientWidth < NARROW;
-  const axis = { stroke: ink, grid, ticks: { ...grid, size: 4 }, font: "12px system-ui, sans-serif" };
-  const written = (_, splits) => splits.map((value) => (value === null ? "" : short(value)));
-  const right = chart.curves.some((curve) => curve.scale);
+  const axis = axisStyle(), narrow = place.clientWidth < NARROW, right = chart.curves.some((curve) => curve.scale);
   return {
     width: place.clientWidth, height: chart.tall ? 230 : 150, legend: { show: false },
     padding: [first ? 18 : 8, right ? null : AXIS, null, null], // so that the same times lie below each other
@@ -247,8 +220,8 @@ function options(chart, first) {
     scales: { x: { time: true, range: () => span() }, y: { range: chart.range }, tokens: { range: from0 } },
     axes: [
       { ...axis, size: 40, values: axisTimes, space: narrow ? 60 : 80 },
-      { ...axis, size: AXIS, values: written, space: 30 },
-      ...(right ? [{ ...axis, size: AXIS, side: 1, scale: "tokens", values: written, grid: { show: false }, space: 30 }] : []),
+      { ...axis, size: AXIS, values: short, space: 30 },
+      ...(right ? [{ ...axis, size: AXIS, side: 1, scale: "tokens", values: short, grid: { show: false }, space: 30 }] : []),
     ],
     series: [{}, ...chart.curves.map((curve) => ({
       scale: curve.scale ?? "y", stroke: curve.hue, width: 2, dash: curve.dash, points: { size: 4 },
@@ -267,10 +240,6 @@ function options(chart, first) {
       }],
     },
   };
-}
-
-function short(value) { // at an axis
-  return Math.abs(value) >= 1000 ? `${+(value / 1000).toFixed(1)}k` : `${+value.toFixed(3)}`;
 }
 
 function paint() {
@@ -301,56 +270,9 @@ function build(wanted) {
   others.dataset.fold = "charts";
   others.open = true;
   place.replaceChildren();
-  plots = wanted.map((chart, i) => {
-    const figure = document.createElement("figure"), caption = document.createElement("figcaption"), missing = document.createElement("p");
-    const name = document.createElement("b"), list = document.createElement("ul");
-    name.textContent = chart.name;
-    list.className = "legend";
-    caption.append(name, chart.unit ? ` ${chart.unit} ` : " ", list);
-    missing.className = "missing hint";
-    missing.textContent = chart.missing ?? "";
-    figure.append(caption, missing);
-    (i ? others : place).append(figure);
-    const settings = options(chart, i === 0);
-    const plot = new uPlot(settings, [[], ...chart.curves.map(() => [])], (made, start) => {
-      Object.assign(made, { marks: [], chart, band: chart.band, first: i === 0, figure });
-      figure.insertBefore(made.root, missing);
-      start();
-    });
-    return plot;
-  });
+  plots = wanted.map((chart, i) => drawIn(i ? others : place, chart, options(chart, i === 0), { marks: [], band: chart.band, first: i === 0 }));
   place.append(others);
   show(place);
-}
-
-function legend(plot) { // each name once, with its colour and the value at the cursor
-  const seen = new Map();
-  plot.chart.curves.forEach((curve, i) => {
-    if (!seen.has(curve.name)) seen.set(curve.name, { ...curve, places: [] });
-    seen.get(curve.name).places.push(i + 1);
-  });
-  const items = [...seen.values()].map((curve) => legendItem(curve.name, curve.hue, curve.places.join()));
-  if (plot.band) {
-    const [rate, low, high] = [plot.band.rate, plot.band.low, plot.band.high].map((value) => value.toFixed(3));
-    items.push(legendItem(`baseline ${rate} (${low}–${high})`, colour("--good"), ""));
-  }
-  plot.figure.querySelector(".legend").replaceChildren(...items);
-}
-
-function legendItem(name, hue, places) {
-  const item = document.createElement("li"), swatch = document.createElement("i"), value = document.createElement("b");
-  swatch.style.background = hue;
-  value.dataset.places = places;
-  item.append(swatch, name, " ", value);
-  return item;
-}
-
-function tellValues(plot) {
-  const index = plot.cursor.idx;
-  for (const value of plot.figure.querySelectorAll("[data-places]")) {
-    const found = value.dataset.places.split(",").map((i) => plot.data[i]?.[index]).find((one) => one != null);
-    value.textContent = found === undefined || !value.dataset.places ? "" : found.toFixed(plot.chart.digits);
-  }
 }
 
 // --- zoom and keys ---
@@ -362,22 +284,8 @@ function zoom(range) {
   draw();
 }
 
-function moveCursor(to) {
-  const [plot] = plots, x = plot.data[0], [from, until] = [plot.scales.x.min, plot.scales.x.max];
-  const shown = x.map((_, i) => i).filter((i) => x[i] >= from && x[i] <= until && plots.some((one) => one.data.slice(1).some((curve) => curve[i] != null)));
-  const index = shown.indexOf(plot.cursor.idx);
-  const next = shown.at(to === "first" ? 0 : to === "last" ? -1 : index < 0 ? (to > 0 ? 0 : -1) : Math.min(Math.max(index + to, 0), shown.length - 1));
-  if (next === undefined) return;
-  for (const one of plots) one.setCursor({ left: one.valToPos(x[next], "x"), top: 1 }, true, false);
-  const told = plots.map((one) => {
-    const parts = [...one.figure.querySelectorAll(".legend li")].filter((item) => item.lastChild.textContent);
-    return parts.length ? `${one.chart.name}: ${parts.map((item) => item.textContent.trim()).join(", ")}` : "";
-  });
-  document.getElementById("at-cursor").textContent = `${clock(new Date(x[next] * 1000))}. ${told.filter(Boolean).join(". ")}`;
-}
-
 const KEYS = {
-  ArrowLeft: () => moveCursor(-1), ArrowRight: () => moveCursor(1), Home: () => moveCursor("first"), End: () => moveCursor("last"),
+  ...CURSOR_KEYS,
   "+": () => {
     const [plot] = plots, { min, max } = plot.scales.x, middle = plot.data[0][plot.cursor.idx] ?? (min + max) / 2;
     zoom([middle - (max - min) / 4, middle + (max - min) / 4]);
@@ -394,15 +302,7 @@ function fillTable() {
   const rows = lines.flatMap((line) => line.points.map((p) => [p.at, line.draft_version, String(p.requests), String(p.drafted), number(p.acceptance, 3), number(p.acceptance_length, 2),
     ...Array.from({ length: positions }, (_, i) => number(p.acceptance_per_position[i], 3)), number(p.tokens_per_second, 1), number(ratio(p.drafted, p.steps), 2)]));
   const inside = rows.filter(([at]) => { const [from, to] = span(); return seconds(at) >= from - series.bin_seconds && seconds(at) <= to; }).sort((a, b) => (a[0] < b[0] ? 1 : -1));
-  const head = document.createElement("thead"), body = document.createElement("tbody");
-  head.insertRow().append(...heads.map((name) => Object.assign(document.createElement("th"), { textContent: name, scope: "col" })));
-  for (const [at, ...cells] of inside) {
-    const row = body.insertRow(), first = Object.assign(document.createElement("th"), { scope: "row" });
-    first.append(timeElement(at));
-    row.append(first, ...cells.map((text, i) => Object.assign(document.createElement("td"), { textContent: text, className: i ? "n" : "" })));
-    [...row.cells].forEach((cell, i) => { if (i) cell.dataset.label = heads[i]; });
-  }
-  table.querySelector("table").replaceChildren(head, body);
+  writeTable(heads, inside.map(([at, ...cells]) => [timeElement(at), ...cells]));
 }
 
 // --- asking the sidecar ---
@@ -449,24 +349,11 @@ function start() {
   document.getElementById("reset-zoom").addEventListener("click", () => zoom(null));
   chosen.addEventListener("change", () => { writeAddress(); draw(); });
   table.addEventListener("toggle", () => { if (table.open && series) fillTable(); });
-  place.addEventListener("keydown", (event) => {
-    if (!series || !plots.length || event.ctrlKey || event.metaKey || event.altKey || !(event.key in KEYS)) return;
-    event.preventDefault();
-    KEYS[event.key]();
-  });
-  new ResizeObserver(() => { // its place narrows when a scroll bar appears
-    if (!series || !place.clientWidth || plots[0]?.width === place.clientWidth) return;
-    for (const plot of plots) plot.setSize({ width: place.clientWidth, height: plot.height });
-    paint();
-  }).observe(place);
-  for (const again of [matchMedia("(prefers-color-scheme: dark)"), document]) again.addEventListener(again === document ? "clock" : "change", () => { if (series) paint(); });
+  whenLooksChange(() => { if (series) paint(); });
+  listenToKeys(KEYS);
   document.addEventListener("refreshed", () => { if (!view.since || view.until * 1000 > Date.now()) draw(); });
   press();
   draw();
 }
 
-if (place && typeof uPlot === "undefined") {
-  document.getElementById("no-uplot").hidden = false;
-} else if (place) {
-  start();
-}
+if (canDraw()) start();

@@ -47,24 +47,26 @@ function offerClock() {
 // --- the page as it is now ---
 
 function look() { // one at a time; what was read last stays, and says so, where nothing new can be read
-  looking ??= refresh().then(() => true, () => false).then((answered) => {
+  looking ??= refresh().then((status) => status, () => null).then((status) => {
     looking = null;
-    if (answered) answeredAt = new Date();
-    const note = document.getElementById("stale");
-    note.hidden = answered;
-    if (!answered) {
+    const note = document.getElementById("stale"), fresh = status === 200;
+    if (fresh) answeredAt = new Date();
+    note.hidden = fresh;
+    if (!fresh) {
       const time = Object.assign(document.createElement("time"), { dateTime: answeredAt.toISOString(), textContent: clock(answeredAt) });
-      note.replaceChildren("The sidecar does not answer. Its last answer came at ", time, ": what you see is of then.");
+      const happened = status === null ? "The sidecar does not answer. Its last answer" : `The sidecar answered with an error, ${status}. Its last page`;
+      note.replaceChildren(`${happened} came at `, time, ": what you see is of then.");
     }
-    setIcon(answered);
+    setIcon(fresh);
   });
   return looking;
 }
 
-async function refresh() {
+async function refresh() { // returns the status of the answer
   const answer = await fetch(location.pathname + location.search, { signal: AbortSignal.timeout(PATIENCE_MILLISECONDS) });
-  if (!answer.ok) throw new Error(`answered with ${answer.status}`);
-  const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+  const text = await answer.text();
+  if (answer.status !== 200) return answer.status;
+  const fresh = new DOMParser().parseFromString(text, "text/html");
   document.title = fresh.title;
   document.body.dataset.state = fresh.body.dataset.state;
   for (const part of document.querySelectorAll("[data-live]")) {
@@ -76,6 +78,7 @@ async function refresh() {
   }
   offer();
   document.dispatchEvent(new Event("refreshed"));
+  return answer.status;
 }
 
 function setIcon(answered) { // the tab says how it stands
