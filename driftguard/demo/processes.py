@@ -110,8 +110,8 @@ def _environment() -> dict[str, str]:
 def sidecar_config(
     directory: Path, engine_url: str, sidecar_url: str, webhooks: Sequence[str], alertmanagers: Sequence[str]
 ) -> str:
-    """The demo's settings, in TOML: a short reference period, capture on, and a short training that leaves enough
-    for the gate to exclude a loss on the known text."""
+    """The demo's settings, in TOML: a short reference period, capture on, and a short training that leaves
+    enough for the gate to exclude a loss on the known text."""
     return f"""
 data_dir = "{directory / DATA}"
 [[engines]]
