@@ -109,7 +109,7 @@ class GenericModel(DecodesBySpans):
         kinds = layers_of(module.config)
         self.recurrent = any(map(is_recurrent, kinds))
         if module._is_stateful and not self.recurrent:
-            raise ValueError(f"{RECURRENT}: it is not in transformers' own cache")
+            raise ValueError("keeps a recurrent state that is not in transformers' own cache")
         self._module = module
         self.vocabulary: int = module.get_output_embeddings().weight.shape[0]
         self.max_length = max_length

@@ -26,8 +26,13 @@ from transformers.cache_utils import (
 # States of a slot: behind all that was read; behind tokens that are not taken back; and behind whole chunks
 # of a prompt, for others that begin alike.
 STATES = LIVE, SETTLED, SHARED = range(3)
-_ATTENTION = (DynamicLayer, DynamicSlidingWindowLayer)
-_KNOWN = (*_ATTENTION, DummyLayer, LinearAttentionLayer, LinearAttentionAndFullAttentionLayer)
+_KNOWN = (
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    DummyLayer,
+    LinearAttentionLayer,
+    LinearAttentionAndFullAttentionLayer,
+)
 
 
 def layers_of(config: Any) -> list[Any]:
@@ -104,10 +109,6 @@ class SlotStates:
         self._tokens: list[list[int]] = [[] for _ in range(slots)]
         self._behind = [[0] * len(STATES) for _ in range(slots)]  # so many tokens; 0: it holds nothing
         self._places = [[*STATES] for _ in range(slots)]  # in _stored, by state
-
-    @property
-    def nbytes(self) -> int:
-        return sum(each.nbytes for each in self._stored)
 
     def cut(self, slot: int, start: int) -> int:
         """Takes back what was read from position `start` on. Returns behind how many tokens the last state
