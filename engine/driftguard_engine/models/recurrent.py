@@ -59,8 +59,9 @@ def has_keys(layer: Any) -> bool:
 
 
 def bytes_kept(config: Any, dtype: torch.dtype) -> tuple[int, int] | None:
-    """What a recurrent model of this configuration keeps of each position, and in each state, by a pass that
-    computes nothing; None: it is not recurrent. dtype: that it serves in. Raises ValueError as `layers_of`."""
+    """Bytes that a recurrent model of this configuration keeps of each position, and in each state, where it
+    serves in `dtype`, by a pass that computes nothing; None: it is not recurrent. Raises ValueError as
+    `layers_of`."""
     layers = layers_of(config)
     recurrent = [each for each in layers if is_recurrent(each)]
     if not recurrent:
