@@ -104,6 +104,7 @@ class Engine:
         )
         self._say_if_slow(self._drafts.drafter)
         self._scheduler = Scheduler(config.max_batch, config.prefill_chunk_tokens)
+        self._scheduler.kept.by_state = self._target.model.recurrent
         policy = AdaptiveK(config.max_speculative_tokens) if config.adaptive_k else FixedK()
         self.drafting = DraftLengthController(policy)
         self._sequences: dict[str, RunningSequence] = {}
@@ -438,6 +439,12 @@ class Engine:
             if features is not None and drafter.features:
                 read = features.of(drafter.features)[places]
             drafter.prefill([token_ids[place] for place in places], drafter_spans, read)
+        for chunk in chunks:
+            if chunk.is_block:
+                sequence = self._sequences[chunk.request_id]
+                self._target.model.share(sequence.slot)
+                if sequence.draft.drafter is not None:
+                    sequence.draft.drafter.share(sequence.slot)
 
     def _draft_counts(self, rows: list[RunningSequence], *, alone: bool) -> Sequence[int]:
         """alone: the step does nothing but decode, so its duration is that of decoding."""

@@ -30,11 +30,17 @@ def blocks_of(prompt_token_ids: Sequence[int], block_tokens: int) -> tuple[bytes
 
 
 class PrefixCache:
-    """What each slot of one model's cache holds from position 0 on, as names of blocks."""
+    """What each slot of one model's cache holds from position 0 on, as names of blocks.
 
-    def __init__(self) -> None:
+    by_state: the model is recurrent. Then one goes on behind a slot's last written block alone, and writing
+    a block loses those behind it.
+    """
+
+    def __init__(self, *, by_state: bool = False) -> None:
+        self.by_state = by_state
         self._held: dict[int, list[bytes]] = {}
         self._slots: dict[bytes, set[int]] = {}
+        self._written: dict[int, bytes] = {}  # by slot: the block behind which it has a state
 
     def held(self, slot: int) -> Sequence[bytes]:
         return self._held.get(slot, ())
@@ -42,6 +48,13 @@ class PrefixCache:
     def slots(self, block: bytes) -> frozenset[int]:
         """The slots that hold this block, and so all blocks before it."""
         return frozenset(self._slots.get(block, ()))
+
+    def ends(self, block: bytes) -> frozenset[int]:
+        """Those of these slots behind whose block one can go on."""
+        slots = self.slots(block)
+        if not self.by_state:
+            return slots
+        return frozenset(slot for slot in slots if self._written.get(slot) == block)
 
     def begin(self, slot: int, blocks: Sequence[bytes]) -> None:
         """A prompt of these blocks gets the slot: what it holds beyond the common prefix will be lost."""
@@ -52,6 +65,10 @@ class PrefixCache:
     def hold(self, slot: int, index: int, block: bytes) -> None:
         """The slot's block at this index has been written. Kept only if the slot holds the one before."""
         held = self._held.setdefault(slot, [])
+        if self.by_state:
+            self._written[slot] = block
+            while len(held) > index:
+                self._drop(slot, held.pop())
         if index == len(held):
             held.append(block)
             self._slots.setdefault(block, set()).add(slot)
@@ -59,6 +76,7 @@ class PrefixCache:
     def clear(self) -> None:
         """Forgets all blocks: what the slots hold cannot be relied on."""
         self._held.clear()
+        self._written.clear()
         self._slots.clear()
 
     def _drop(self, slot: int, block: bytes) -> None:

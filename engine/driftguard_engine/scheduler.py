@@ -20,11 +20,13 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """Prompt tokens start .. start + count - 1 of a request are read in this step."""
+    """Prompt tokens start .. start + count - 1 of a request are read in this step. is_block: others may go on
+    behind them."""
 
     request_id: str
     start: int
     count: int
+    is_block: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,8 @@ class Scheduler:
                 continue
             if count > budget:
                 break  # a later, shorter prompt must not overtake
-            chunks.append(PrefillChunk(request_id, running.prefilled, count))
+            is_block = running.prefilled // self._chunk_tokens < len(running.blocks)
+            chunks.append(PrefillChunk(request_id, running.prefilled, count, is_block))
             running.prefilled += count
             budget -= count
         for chunk in chunks:  # last: chunks of this step cannot be copied in it
@@ -146,6 +149,12 @@ class Scheduler:
             if not slots:
                 break
             sources.append(running.slot if running.slot in slots else min(slots))
+        while sources:
+            last = running.blocks[running.prefilled // self._chunk_tokens + len(sources) - 1]
+            if ends := frozenset.intersection(*(cache.ends(last) for cache in running.caches)):
+                sources[-1] = running.slot if running.slot in ends else min(ends)
+                break
+            sources.pop()
         for source, together in groupby(sources):
             start = running.prefilled
             for _ in together:

@@ -44,6 +44,7 @@ class Drafter:
     features: tuple[int, ...] = ()  # layers of the target that it reads, as `Features` counts them
     exit_layer: int | None = None  # of the target, which `ahead` reads in the middle of its pass
     trees: bool = False  # whether it drafts trees: by `draft_tree` and `observe_tree`
+    recurrent: bool = False  # as `TokenModel.recurrent`
 
     def prefill(self, token_ids: Sequence[int], spans: Sequence[Span], features: Tensor | None, /) -> None:
         """Reads tokens of prompts (not each prompt's last one) as `TokenModel.prefill`, and where `features`
@@ -52,6 +53,9 @@ class Drafter:
 
     def copy(self, source: int, span: Span) -> None:
         """As `TokenModel.copy`. Behind what is copied of a prompt `prefill` goes on."""
+
+    def share(self, slot: int) -> None:
+        """As `TokenModel.share`."""
 
     def draft(self, rows: RowState, verification: Verification, launcher: Launcher | None) -> None:
         """Puts rows.drafted tokens of each row into the verification, and feeds them by `steps.feed`, which

@@ -28,6 +28,7 @@ class DraftModelDrafter(Drafter):
         self.model = model
         self.context = DraftContext(model.max_length, model.vocabulary)
         self.captured, self.obstacle = model.path == "lean", model.kernels_obstacle
+        self.recurrent = model.recurrent
 
     def prefill(self, token_ids: Sequence[int], spans: Sequence[Span], _features: Tensor | None, /) -> None:
         """Leaves out positions beyond the draft's own context: it will not draft there. Ids that only the
@@ -47,6 +48,9 @@ class DraftModelDrafter(Drafter):
 
     def copy(self, source: int, span: Span) -> None:
         self.model.copy(source, span)
+
+    def share(self, slot: int) -> None:
+        self.model.share(slot)
 
     def draft(self, rows: RowState, verification: Verification, launcher: Launcher | None) -> None:
         self.draft_rows(rows, verification, launcher)

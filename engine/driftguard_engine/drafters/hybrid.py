@@ -32,7 +32,7 @@ class HybridDrafter(Drafter):
 
     def __init__(self, suffix: SuffixDrafter, model: Drafter, least_match: int) -> None:
         self.model = model
-        self.context, self.features = model.context, model.features
+        self.context, self.features, self.recurrent = model.context, model.features, model.recurrent
         self._suffix, self._least_match = suffix, least_match
         self._unread: dict[int, int] = {}  # by slot: from where on a model without features has read nothing
 
@@ -41,6 +41,9 @@ class HybridDrafter(Drafter):
 
     def copy(self, source: int, span: Span) -> None:
         self.model.copy(source, span)
+
+    def share(self, slot: int) -> None:
+        self.model.share(slot)
 
     def draft(self, rows: RowState, verification: Verification, launcher: Launcher | None) -> None:
         tokens = verification.draft_tokens

@@ -25,6 +25,9 @@ class LoadedDraft:
     users: int = field(default=0)
     prefixes: PrefixCache = field(default_factory=PrefixCache)
 
+    def __post_init__(self) -> None:
+        self.prefixes.by_state = self.drafter is not None and self.drafter.recurrent
+
 
 class Drafts:
     """All loaded drafts, by version. Any thread may call.

@@ -60,6 +60,7 @@ class TokenModel(Protocol):
     path: Literal["lean", "generic"]
     kernels_obstacle: str | None  # why the kernels cannot compute its layers
     tree_obstacle: str | None  # why it cannot read trees
+    recurrent: bool  # whether it goes on from where it keeps a state alone
     layers: int
     hidden: int  # size of the hidden states
     embedding: Tensor  # [V or more, width]
@@ -127,6 +128,11 @@ class TokenModel(Protocol):
         """Fills the span's positions from slot `source`, which holds the same tokens up to its end."""
         ...
 
+    def share(self, slot: int) -> None:
+        """Of a recurrent model: keeps the state behind what the slot has read, until the next such call. So
+        far it can be copied, and be gone on with."""
+        ...
+
 
 def by_row(values: Tensor, counts: Sequence[int]) -> Tensor:
     """[N, X] of N tokens, row after row, as [B, T, X], T the largest count; 0 behind each row's own."""
@@ -138,6 +144,11 @@ def by_row(values: Tensor, counts: Sequence[int]) -> Tensor:
 class DecodesBySpans(ABC):
     """`decode` and `decode_into` of a `TokenModel` by its `forward`: what is needed is computed, and nothing
     else; other logits are 0, or left as they are. All tensors but logits are read on the host."""
+
+    recurrent = False
+
+    def share(self, _slot: int, /) -> None:  # noqa: B027 of keys and values there is nothing to be done
+        """See `TokenModel.share`."""
 
     @abstractmethod
     def forward(

@@ -28,6 +28,7 @@ from driftguard_engine.models.fused_head import SHARED
 from driftguard_engine.models.llama_weights import Heads
 from driftguard_engine.models.loading import Placement, longest
 from driftguard_engine.models.medusa_head import is_medusa, sizes_of
+from driftguard_engine.models.recurrent import STATES, bytes_kept
 from driftguard_engine.models.speculators import NOT_READ, HeadDirectory, head_kind
 from driftguard_engine.models.streaming_adapter import hidden_of, is_streaming
 from driftguard_engine.models.target_mtp import names_of
@@ -51,6 +52,7 @@ class ModelMemory:
     head: bool = False  # whose slots are as long as the target's, however long it is trained for
     kept: int = 0  # numbers of each position that it keeps beside keys and values, or without them
     block: int = 0  # positions behind them that it drafts at
+    recurrent: tuple[int, int] | None = None  # see `bytes_kept`
 
     @classmethod
     def read(cls, field: str, name: str, dtype: torch.dtype) -> ModelMemory:
@@ -84,7 +86,9 @@ class ModelMemory:
             text = config.get_text_config()
             if field == "mtp":
                 return cls(field, weights, 1, _heads_of(text), config, True, text.hidden_size)
-            return cls(field, weights, text.num_hidden_layers, _heads_of(text), config)
+            kept_bytes = bytes_kept(config, dtype)
+            heads = _heads_of(text) if hasattr(text, "num_attention_heads") else Heads(1, 1, 1)
+            return cls(field, weights, text.num_hidden_layers, heads, config, recurrent=kept_bytes)
         except Exception as error:  # of json, safetensors and transformers, for files of any content
             raise InvalidModel(
                 f"{field}: how much memory {directory} needs cannot be told ({error})", field=field
@@ -101,6 +105,9 @@ class ModelMemory:
         return cls(source.field, weights, layers, _heads_of(config), config, True, kept, block)
 
     def cache(self, placement: Placement) -> int:
+        if self.recurrent is not None:
+            position, state = self.recurrent
+            return placement.slots * (self._room(placement) * position + len(STATES) * state)
         layer = SlotCache(placement.slots, self._room(placement), _META, placement.dtype)
         text = self.config.get_text_config()
         if latent := getattr(text, "kv_lora_rank", None):  # of DeepSeek's attention, which keeps it alone

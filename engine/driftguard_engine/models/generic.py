@@ -3,6 +3,8 @@
 Sequences run one at a time, each as a batch of one, so that their bits depend on their own tokens and
 lengths alone; `SlotLayer` hands attention fresh copies of the sequence's keys and values, because memory
 alignment can change bits too. Correctness before speed: the lean path is several times faster.
+
+Recurrent layers go on from states of `SlotStates`, and read accepted tokens again behind rejected ones.
 """
 
 from __future__ import annotations
@@ -13,14 +15,23 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLayer
 
 from driftguard_engine.kv_cache import SlotCache, Span
 from driftguard_engine.models.base import DecodesBySpans, Features
 from driftguard_engine.models.linear import Linear, choose
+from driftguard_engine.models.recurrent import (
+    SlotStates,
+    cache_argument,
+    has_keys,
+    is_recurrent,
+    layers_of,
+)
 
-ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention"})
 RECURRENT = "keeps a recurrent state, which cannot take back rejected tokens"
+# Tokens that recurrent layers read again in one pass with new ones. A pass of their own costs all weights
+# once more, but moves the state behind them, so that no later step reads them again.
+READ_AGAIN = 8
 
 
 class SlotLayer(CacheLayerMixin):
@@ -65,6 +76,22 @@ class SlotLayer(CacheLayerMixin):
         return self._cache.length
 
 
+class HybridSlotLayer(LinearAttentionLayer, SlotLayer):  # type: ignore[override]
+    """A layer of attention and a recurrence side by side."""
+
+    def __init__(self, cache: SlotCache, index: int, number_of_states: int) -> None:
+        SlotLayer.__init__(self, cache, index)
+        LinearAttentionLayer.__init__(self, number_of_states)  # type: ignore[no-untyped-call]
+
+    def lazy_initialization(  # type: ignore[override]
+        self, *keys_and_values: Tensor, **states: Any
+    ) -> None:
+        if keys_and_values:
+            SlotLayer.lazy_initialization(self, *keys_and_values)
+        else:
+            LinearAttentionLayer.lazy_initialization(self, **states)
+
+
 def _fresh(stored: Tensor) -> Tensor:
     return stored.transpose(0, 1).clone(memory_format=torch.contiguous_format)[None]
 
@@ -79,24 +106,51 @@ class GenericModel(DecodesBySpans):
 
     def __init__(self, module: Any, slots: int, max_length: int) -> None:
         """Raises ValueError: the module does not go on from what the cache holds of a sequence."""
-        layers = set(getattr(module.config.get_text_config(), "layer_types", None) or ())
-        if module._is_stateful or not layers <= ATTENTION_LAYERS:
-            raise ValueError(RECURRENT)
+        kinds = layers_of(module.config)
+        self.recurrent = any(map(is_recurrent, kinds))
+        if module._is_stateful and not self.recurrent:
+            raise ValueError("keeps a recurrent state that is not in transformers' own cache")
         self._module = module
         self.vocabulary: int = module.get_output_embeddings().weight.shape[0]
         self.max_length = max_length
         self._device = module.device
+        self._rounding = torch.finfo(module.dtype).eps ** 0.5  # some give logits in float32 all the same
         self._store = SlotCache(slots, max_length, module.device, module.dtype)
         self.layers: int = module.config.get_text_config().num_hidden_layers
         self.hidden: int = module.config.get_text_config().hidden_size
         self.embedding: Tensor = module.get_input_embeddings().weight.detach()
-        self._layers = [SlotLayer(self._store, index) for index in range(self.layers)]
-        self._cache = Cache(layers=[*self._layers])
-        # One token now allocates all memory at the start, and not under traffic.
-        self.dtype = self.forward([0], [Span(0, 0, 1)]).dtype
-        if (obstacle := self._obstacle()) is not None:
+        layers = self._layers_like(kinds)
+        self._cache = Cache(layers=layers)
+        self._attention = [each for each in layers if isinstance(each, SlotLayer)]
+        self._states: SlotStates | None = None
+        self._argument = {cache_argument(module): self._cache}
+        try:
+            # One token now allocates all memory at the start, and not under traffic.
+            self.dtype = self.forward([0], [Span(0, 0, 1)]).dtype
+            if self.recurrent:
+                self._states = SlotStates([each for each in layers if is_recurrent(each)], slots)
+            obstacle = self._obstacle()
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # of code that is not ours
+            raise ValueError(
+                f"cannot be computed from a cache of slots ({type(error).__name__}: {error})"
+            ) from error
+        if obstacle is not None:
             raise ValueError(obstacle)
         self.tree_obstacle = self._tree_obstacle()
+
+    def _layers_like(self, kinds: Sequence[Any]) -> list[Any]:
+        layers: list[Any] = []
+        for kind in kinds:
+            index = sum(isinstance(each, SlotLayer) for each in layers)
+            if not is_recurrent(kind):
+                layers.append(SlotLayer(self._store, index) if has_keys(kind) else kind)
+            elif has_keys(kind):
+                layers.append(HybridSlotLayer(self._store, index, kind.number_of_states))
+            else:
+                layers.append(kind)
+        return layers
 
     def _obstacle(self) -> str | None:
         """By what it makes of a few tokens: some models have no use for a cache, or keep more elsewhere."""
@@ -105,7 +159,7 @@ class GenericModel(DecodesBySpans):
             return self.forward(token_ids, [Span(0, start, len(token_ids))])
 
         def apart(one: Tensor, other: Tensor) -> bool:
-            return not bool((one - other).abs().max() < torch.finfo(self.dtype).eps ** 0.5 * one.abs().max())
+            return not bool((one - other).abs().max() < self._rounding * one.abs().max())
 
         if apart(read([0, 2])[0], read([0, 3])[0]):
             return "lets a token see those behind it"
@@ -115,6 +169,11 @@ class GenericModel(DecodesBySpans):
         behind = read([2, 3], 1)
         if torch.equal(behind, behind_another):
             return "does not see what its cache holds of the tokens before"
+        if self._states is not None:
+            one_by_one = torch.cat([read([token], place) for place, token in enumerate([0, 2, 3])])
+            if apart(whole := read([0, 2, 3]), one_by_one) or apart(whole[1:], behind):
+                return "goes on from its recurrent state to other logits than those of the whole text"
+            read([0])
         read([1, 1], 1)  # rejected
         if apart(behind, read([2, 3], 1)):
             return RECURRENT
@@ -123,6 +182,8 @@ class GenericModel(DecodesBySpans):
     def _tree_obstacle(self) -> str | None:
         """By what it makes of a small tree: models take masks and positions in different ways."""
         config, name = self._module.config.get_text_config(), type(self._module).__name__
+        if self._states is not None:
+            return f"{name} keeps a recurrent state, which reads all tokens as one chain"
         layers = set(getattr(config, "layer_types", None) or ("full_attention",))
         if layers != {"full_attention"} or getattr(config, "sliding_window", None):
             return f"{name} limits how far its layers see, which the mask of a tree does not hold"
@@ -132,7 +193,7 @@ class GenericModel(DecodesBySpans):
         except Exception as error:  # noqa: BLE001 of code that is not ours
             return f"{name} takes no mask of four dimensions ({type(error).__name__}: {error})"
         apart = (tree[[0, 2, 3]] - chain).abs().max() / chain.abs().max()
-        if not apart < torch.finfo(self.dtype).eps ** 0.5:
+        if not apart < self._rounding:
             return f"{name} does not place tokens by position ids alone, or see them by a mask alone"
         return None
 
@@ -142,10 +203,36 @@ class GenericModel(DecodesBySpans):
     ) -> Tensor:
         return torch.cat([self._run(ids, span, features) for ids, span in _split(token_ids, spans)])  # [N, V]
 
+    def decode(
+        self,
+        token_ids: Tensor,
+        starts: Tensor,
+        slots: Tensor,
+        counts: Sequence[int] | None = None,
+        features: Features | None = None,
+        parents: Sequence[tuple[int, ...]] | None = None,
+    ) -> Tensor:
+        self._settle(slots.tolist(), starts.tolist())
+        return super().decode(token_ids, starts, slots, counts, features, parents)
+
+    def decode_into(
+        self,
+        logits: Tensor,
+        token_ids: Tensor,
+        chosen: Tensor | None,
+        starts: Tensor,
+        slots: Tensor,
+        wanted: Sequence[bool] | None = None,
+    ) -> None:
+        if chosen is not None:  # else what is before are drafts
+            self._settle(slots.tolist(), starts.tolist())
+        super().decode_into(logits, token_ids, chosen, starts, slots, wanted)
+
     @torch.inference_mode()
     def prefill(
         self, token_ids: Sequence[int], spans: Sequence[Span], features: Features | None = None
     ) -> None:
+        self._settle([span.slot for span in spans], [span.start for span in spans])
         for ids, span in _split(token_ids, spans):
             self._run(ids, span, features, logits_to_keep=1)
 
@@ -163,27 +250,68 @@ class GenericModel(DecodesBySpans):
 
     def copy(self, source: int, span: Span) -> None:
         self._store.copy(source, span)
+        if self._states is not None:
+            self._states.copy(source, span.slot, span.start, min(span.end, self.max_length))
+
+    def share(self, slot: int) -> None:
+        if self._states is not None:
+            self._states.share(slot)
+
+    def _settle(self, slots: Sequence[int], starts: Sequence[int]) -> None:
+        if self._states is not None:
+            for slot, start in zip(slots, starts, strict=True):
+                self._states.settle(slot, start)
 
     def _run(
         self, token_ids: Sequence[int], span: Span, features: Features | None = None, **options: Any
     ) -> Tensor:
-        for layer in self._layers:
+        if self._states is None:
+            return self._pass(token_ids, span, features, options)
+        again = self._go_back(self._states, span)
+        whole = Span(span.slot, span.start - len(again), span.count + len(again))
+        return self._pass([*again, *token_ids], whole, features, options, new=span.count)
+
+    def _go_back(self, states: SlotStates, span: Span) -> list[int]:
+        """The tokens before the span's first that recurrent layers have to read again with it."""
+        first = states.cut(span.slot, span.start)
+        again = states.behind(span.slot, first)
+        if len(again) <= READ_AGAIN:
+            return again
+        self._pass(again, Span(span.slot, first, len(again)), None, {"logits_to_keep": 1})
+        states.settle(span.slot, span.start)
+        return []
+
+    def _pass(
+        self,
+        token_ids: Sequence[int],
+        span: Span,
+        features: Features | None,
+        options: dict[str, Any],
+        new: int | None = None,
+    ) -> Tensor:
+        """Logits [T, V]. new: only the last tokens are asked for; None: all."""
+        for layer in self._attention:
             layer.point_at(span)
+        if self._states is not None:
+            self._states.load(span.slot)
         positions = torch.tensor(span.positions, device=self._device)
         if span.parents is not None:
             options["attention_mask"] = self._mask(span)
         output = self._module(
             input_ids=torch.tensor([list(token_ids)], device=self._device),
             position_ids=positions[None],
-            past_key_values=self._cache,
             use_cache=True,
             output_hidden_states=features is not None,
+            **self._argument,
             **options,
         )
+        if self._states is not None:
+            self._states.save(span.slot, span.start, token_ids)
+        asked = slice(-span.count if new is None else -new, None)
         if features is not None:
             for index, hidden in enumerate(output.hidden_states):
-                features.take(index, hidden[0])
-        logits: Tensor = output.logits[0]
+                features.take(index, hidden[0, asked])
+        logits: Tensor = output.logits[0, asked]
         return logits
 
     def _mask(self, span: Span) -> Tensor:

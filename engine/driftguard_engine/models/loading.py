@@ -69,8 +69,8 @@ def load(name: str, placement: Placement, *, field: str) -> LoadedModel:
             model = generic.GenericModel(module, placement.slots, max_length)
         except ValueError as error:
             raise InvalidModel(
-                f"{field}: {directory} ({config.model_type}) cannot serve: it {error}; a model of which all "
-                "layers are attention to what a cache holds is needed",
+                f"{field}: {directory} ({config.model_type}) cannot serve: it {error}; a model that goes on "
+                "from transformers' own cache is needed",
                 field=field,
             ) from error
     logger.info("%s: %s runs on the %s path, context %d", field, directory, model.path, max_length)

@@ -11,7 +11,7 @@ behind its norm, stands for the target's hidden state.
 
 (DeepSeek-AI 2024, arXiv:2412.19437, section 2.2, and github.com/deepseek-ai/DeepSeek-V3, README_WEIGHTS.md;
 transformers 5.24: modeling_layers.MtpLayer; vLLM: model_executor.models.deepseek_mtp, glm4_moe_mtp,
-glm4_moe_lite_mtp, qwen3_next_mtp; SGLang: srt.models.deepseek_nextn)
+glm4_moe_lite_mtp, qwen3_next_mtp, qwen3_5_mtp; SGLang: srt.models.deepseek_nextn)
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from driftguard_engine.models.generic import SlotLayer
 from driftguard_engine.models.plausible import check_names, check_parameters
 from driftguard_engine.models.span_layers import filled
 
+_COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")  # in config.json; the latter of Qwen3.5
 _EXPERTS = re.compile(r"(.*\.experts\.)(gate_up_proj|down_proj)")
 
 
@@ -59,10 +60,13 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """classes: how the names of transformers' classes begin."""
+    """Of transformers: the package in `models`, how the names of its classes begin, and how that of the
+    rotary embedding goes on."""
 
+    package: str
     classes: str
     layout: Layout
+    rotary: str = "RotaryEmbedding"
 
 
 _DEEPSEEK = Layout(
@@ -76,10 +80,12 @@ _DEEPSEEK = Layout(
 )
 _QWEN = Layout("mtp.", "layers.0.", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")
 FAMILIES: Final[Mapping[str, Family]] = {  # by model_type
-    "deepseek_v3": Family("DeepseekV3", _DEEPSEEK),
-    "glm4_moe": Family("Glm4Moe", _DEEPSEEK),
-    "glm4_moe_lite": Family("Glm4MoeLite", _DEEPSEEK),
-    "qwen3_next": Family("Qwen3Next", _QWEN),
+    "deepseek_v3": Family("deepseek_v3", "DeepseekV3", _DEEPSEEK),
+    "glm4_moe": Family("glm4_moe", "Glm4Moe", _DEEPSEEK),
+    "glm4_moe_lite": Family("glm4_moe_lite", "Glm4MoeLite", _DEEPSEEK),
+    "qwen3_next": Family("qwen3_next", "Qwen3Next", _QWEN),
+    "qwen3_5_text": Family("qwen3_5", "Qwen3_5", _QWEN, "TextRotaryEmbedding"),
+    "qwen3_5_moe_text": Family("qwen3_5_moe", "Qwen3_5Moe", _QWEN, "TextRotaryEmbedding"),
 }
 
 
@@ -100,10 +106,10 @@ class TargetMtp(nn.Module):
         """config: of the target."""
         super().__init__()
         family = FAMILIES[config.model_type]
-        modeling = import_module(f"transformers.models.{config.model_type}.modeling_{config.model_type}")
+        modeling = import_module(f"transformers.models.{family.package}.modeling_{family.package}")
         layer, norm, self._rotary, base = (
             getattr(modeling, family.classes + name)
-            for name in ("DecoderLayer", "RMSNorm", "RotaryEmbedding", "PreTrainedModel")
+            for name in ("DecoderLayer", "RMSNorm", family.rotary, "PreTrainedModel")
         )
         self._layout, self._config = family.layout, _alone(config)
         self._in_float32 = tuple(base._keep_in_fp32_modules_strict or ())
@@ -178,9 +184,10 @@ def read_target_mtp(directory: Path, like: Tensor) -> tuple[TargetMtp, str]:
             directory,
             f"of the model_type {config.model_type!r} none is read, only of {', '.join(FAMILIES)}",
         )
-    count, (prefix, _) = getattr(config, "num_nextn_predict_layers", 1), names
-    if not count:
-        raise _refused(directory, "its config.json says num_nextn_predict_layers 0")
+    prefix = names[0]
+    key = next((each for each in _COUNTS if hasattr(config, each)), _COUNTS[0])
+    if not (count := getattr(config, key, 1)):
+        raise _refused(directory, f"its config.json says {key} 0")
     layout = FAMILIES[config.model_type].layout
     tensors, originals = _read(directory, prefix, [*layout.copies.values()])
     if not tensors:
@@ -188,7 +195,7 @@ def read_target_mtp(directory: Path, like: Tensor) -> tuple[TargetMtp, str]:
             directory, f"its checkpoint has no tensor {prefix}*, as if it was saved without the layer"
         )
     try:
-        head = _filled(config, count, tensors, originals, prefix, like)
+        head = _filled(config, key, count, tensors, originals, prefix, like)
     except ValueError as error:
         raise InvalidModel(
             f"target: the MTP layer in {directory} cannot serve: {error}", field="target"
@@ -199,6 +206,7 @@ def read_target_mtp(directory: Path, like: Tensor) -> tuple[TargetMtp, str]:
 
 def _filled(
     config: Any,
+    key: str,
     count: int,
     tensors: Mapping[str, Tensor],
     originals: Mapping[str, Tensor],
@@ -206,7 +214,7 @@ def _filled(
     like: Tensor,
 ) -> TargetMtp:
     if count != 1:
-        raise ValueError(f"num_nextn_predict_layers: {count!r}, only 1 is computed")
+        raise ValueError(f"{key}: {count!r}, only 1 is computed")
     for name, original in FAMILIES[config.model_type].layout.copies.items():
         used = originals.get(original, originals.get("model.embed_tokens.weight"))  # tied: one for both
         if name in tensors and used is not None and not torch.equal(tensors[name], used):

@@ -38,25 +38,26 @@ _LATENT = {
     "qk_nope_head_dim": 8,
     "v_head_dim": 8,
 }
+_DELTA_NET = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+_SHARED_EXPERT = {"num_experts": 4, "shared_expert_intermediate_size": 16}
 SHAPES: dict[str, dict[str, Any]] = {
     "deepseek_v3": _USUAL | _EXPERTS | _LATENT | {"n_group": 2, "first_k_dense_replace": 1},
     "glm4_moe": _USUAL | _EXPERTS | {"first_k_dense_replace": 1},
     "glm4_moe_lite": _USUAL | _EXPERTS | _LATENT,
-    "qwen3_next": _USUAL
-    | {
-        "num_experts": 4,
-        "shared_expert_intermediate_size": 16,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_key_head_dim": 8,
-        "linear_value_head_dim": 8,
-        "layer_types": ["linear_attention", "full_attention"],
-    },
+    "qwen3_next": _USUAL | _SHARED_EXPERT | _DELTA_NET,
+    "qwen3_5_text": _USUAL | _DELTA_NET,
+    "qwen3_5_moe_text": _USUAL | _SHARED_EXPERT | _DELTA_NET,
 }
 
 
 def config_of(directory: Path) -> Any:
-    """With what transformers' module for such layers asks for, and Qwen3-Next does not tell."""
+    """With what transformers' module for such layers asks for, and Qwen's do not tell."""
     config = AutoConfig.from_pretrained(directory)
     config.num_mtp_layers = 1
     config.mtp_layer_types, config.mtp_mlp_layer_types = ["full_attention"], ["sparse"]
@@ -85,7 +86,7 @@ def add_layer(directory: Path, *, copies: bool = True, shards: bool = False) -> 
     file = directory / "model.safetensors"
     with safe_open(file, "pt") as opened:
         whole = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 it is no dict
-    qwen = config.model_type == "qwen3_next"
+    qwen = config.model_type.startswith("qwen3")
     prefix = "mtp." if qwen else f"model.layers.{config.num_hidden_layers}."
     renamed = {
         "enorm": "pre_fc_norm_embedding",

@@ -342,8 +342,9 @@ def test_a_model_of_an_unknown_kind_is_refused(engine: Engine, good: Path) -> No
 @pytest.mark.parametrize(
     ("kind", "shape", "reason"),
     [
-        ("mamba", {"hidden_size": 32}, "keeps a recurrent state"),
-        ("rwkv", {"hidden_size": 32, "attention_hidden_size": 32}, "keeps a recurrent state"),
+        ("mamba", {"hidden_size": 32}, "goes on from its recurrent state to other logits than those of"),
+        ("rwkv", {"hidden_size": 32, "attention_hidden_size": 32}, "keeps a recurrent state that is not in"),
+        ("minimax", {"hidden_size": 32, "head_dim": 8}, "cannot be computed from a cache of slots"),
         ("openai-gpt", {"n_embd": 32, "n_head": 4}, "does not see what its cache holds"),
         ("bert", {"hidden_size": 32, "num_attention_heads": 4}, "lets a token see those behind it"),
     ],

@@ -87,7 +87,7 @@ def test_a_prompt_goes_on_where_it_was_kept() -> None:
     scheduler.remove("a")
     plan = prompt(scheduler, "b", "uvwx")
     assert plan.reused == (ReusedPrefix("b", 0, 0, 24),)
-    assert plan.prefill == (PrefillChunk("b", 24, 8),)
+    assert plan.prefill == (PrefillChunk("b", 24, 8, is_block=True),)
 
 
 def test_what_another_slot_holds_is_copied_and_stays_there() -> None:

@@ -161,11 +161,6 @@ def test_a_target_without_the_layer_is_refused(target: Path, models: Path, tmp_p
     assert "of the model_type 'llama' none is read, only of deepseek_v3, " in refused(models / "llama")
 
 
-def test_a_target_with_a_recurrent_state_is_refused(tmp_path: Path) -> None:
-    directory = save_with_mtp(tmp_path / "target", "qwen3_next")
-    assert "(qwen3_next) cannot serve: it keeps a recurrent state" in refused(directory)
-
-
 def test_the_version_is_that_of_the_layer(target: Path, tmp_path: Path) -> None:
     first = engine_of(target).draft
     assert (first.name, first.method, first.directory) == ("mtp", "mtp", None)
