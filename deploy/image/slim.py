@@ -22,8 +22,9 @@ SCIPY_KEPT: Final = frozenset({"_external", "_lib", "linalg", "special"})
 WITHOUT_TORCH: Final = ("driftguard_engine", "driftguard_training")  # which need it; 14 MB with their models
 TRIMMED: Final = ("numpy", "scipy")
 DIRECTORIES: Final = ("tests",)
-# What compilers read, and extensions for Cython code and for numpy's own tests.
-FILES: Final = ("*.a", "*.c", "*.f90", "*.h", "*.pxd", "*.pyi", "*.pyx", "cython_special.*", "_simd.*", "_*_tests.*")
+# What compilers read; extensions for Cython code and for numpy's own tests.
+FILES: Final = ("*.a", "*.c", "*.f90", "*.h", "*.pxd", "*.pyi", "*.pyx")
+EXTENSIONS: Final = ("cython_special.*", "_simd.*", "_*_tests.*")
 # Symbols for debuggers are two thirds of these, 27 MB, and little elsewhere. The libraries that numpy and scipy
 # bring beside them are broken by strip: "ELF load command address/offset not page-aligned".
 STRIPPED: Final = ("aiohttp", "sqlalchemy", "uvloop")
@@ -53,7 +54,7 @@ def trim(site: Path) -> None:
         for name in DIRECTORIES:
             for directory in list((site / package).rglob(name)):
                 shutil.rmtree(directory)
-        for pattern in FILES:
+        for pattern in FILES + EXTENSIONS:
             for file in list((site / package).rglob(pattern)):
                 file.unlink()
 

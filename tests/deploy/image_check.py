@@ -1,10 +1,9 @@
-"""`make image-check`: builds the sidecar's image from the Dockerfile, measures it, and runs it as its users do.
+"""`make image-check`: builds the sidecar's image from the Dockerfile, measures it, runs it as its users do.
 
-Needs root, buildah and the programs named below. The base is what the Dockerfile's FROM names where a registry of
-images can be reached; elsewhere Debian of the same release with this machine's Python of the same version stands
-in for it, and the output says so. All is kept in DRIFTGUARD_CACHE_DIR (~/.cache/driftguard), under image/: a build
-of unchanged files takes seconds. The container has a read-only root, no capability, no network but loopback, and
-a PostgreSQL of its own.
+The base is what the Dockerfile's FROM names where a registry of images can be reached. Elsewhere Debian of
+the same release with this machine's Python of the same version stands in for it, and the output says so. All is
+kept in DRIFTGUARD_CACHE_DIR (~/.cache/driftguard), under image/: unchanged files are not built again. The
+container has a read-only root, no capability, no network but loopback, and a PostgreSQL of its own.
 """
 
 from __future__ import annotations
@@ -37,6 +36,7 @@ PROGRAMS: Final = ("buildah", "debootstrap", "ip", "setpriv", "strip", "unshare"
 CACHE: Final = Path(os.environ.get("DRIFTGUARD_CACHE_DIR") or Path.home() / ".cache" / "driftguard") / "image"
 IMAGE: Final = "driftguard-sidecar:check"
 INSIDE: Final = "--inside"
+SOCKET: Final = ".s.PGSQL.5432"
 CERTIFICATES: Final = "/etc/ssl/certs/ca-certificates.crt"  # Debian's place
 LIBRARIES: Final = (  # those of the FROM image
     "ca-certificates,libbz2-1.0,libffi8,liblzma5,libncursesw6,libreadline8,libsqlite3-0,libssl3,libuuid1,netbase,"
@@ -47,7 +47,9 @@ ADDED: Final = re.compile(  # all that may lie in the image and not in its base
     r"opt/driftguard/.*|etc/(passwd|group|shadow|gshadow|subuid|subgid)-?|var/log/(lastlog|faillog)|"
     r"var/lib/driftguard/\.(bash_logout|bashrc|profile)"
 )
-TOOL: Final = re.compile(r".*/(pip|setuptools|wheel)(-[^/]*)?/.*|.*/(tests|__pycache__)/.*|.*\.(pyi|pxd|h|c|a)")
+TOOL: Final = re.compile(
+    r".*/(pip|setuptools|wheel)(-[^/]*)?/.*|.*/(tests|__pycache__)/.*|.*\.(pyi|pxd|h|c|a)"
+)
 
 
 class CheckFailed(Exception):
@@ -56,34 +58,40 @@ class CheckFailed(Exception):
 
 def main() -> None:
     if os.geteuid() != 0:
-        sys.exit("make image-check needs root, to build an image and to make its root read-only")
+        sys.exit("image-check needs root, to build an image and to make its root read-only")
     if missing := [name for name in PROGRAMS if shutil.which(name) is None]:
-        sys.exit(f"make image-check needs {', '.join(missing)}: apt-get install buildah debootstrap binutils iproute2")
-    if sys.argv[1:2] == [INSIDE]:
-        with server_directory() as directory, start_embedded(directory) as url:
-            check_running(Container(Path(sys.argv[2]), directory, url))
-        return
-    CACHE.mkdir(parents=True, exist_ok=True)
-    started = time.monotonic()
-    name = re.findall(r"^FROM (\S+:\S+)", (ROOT / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)[0]
-    base = make_base(name)
-    build()
-    print(f"Built in {time.monotonic() - started:.0f} s on {base}")
+        sys.exit(
+            f"make image-check needs {', '.join(missing)}: apt-get install buildah debootstrap binutils iproute2"
+        )
     try:
-        with mounted(name) as below, mounted(IMAGE) as root:
-            check_files(below, root)
-            namespaces = ["unshare", "--mount", "--net"]
-            subprocess.run(
-                [*namespaces, sys.executable, "-m", "tests.deploy.image_check", INSIDE, str(root)], check=True
-            )
+        if sys.argv[1:2] == [INSIDE]:
+            with server_directory() as directory, start_embedded(directory) as url:
+                check_running(Container(Path(sys.argv[2]), directory, url))
+        else:
+            check()
     except CheckFailed as error:
         sys.exit(f"image-check: {error}")
 
 
-def buildah(*arguments: str, **options: Any) -> str:
-    """What it printed. Its errors, and with `stdout=None` what it prints, go to the terminal."""
+def check() -> None:
+    CACHE.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    name = re.findall(r"^FROM (\S+:\S+)", dockerfile, re.MULTILINE)[0]
+    base = make_base(name)
+    build()
+    print(f"Built in {time.monotonic() - started:.0f} s on {base}", flush=True)
+    with mounted(name) as below, mounted(IMAGE) as root:
+        check_files(below, root)
+        inside = [sys.executable, "-m", "tests.deploy.image_check", INSIDE, str(root)]
+        if subprocess.run(["unshare", "--mount", "--net", *inside], check=False).returncode != 0:
+            raise CheckFailed("the container does not do what it should, see above")
+
+
+def buildah(*arguments: str, log: Any = None) -> str:
+    """What it printed; where there is a log, all goes there. Raises CalledProcessError."""
     command = ["buildah", "--root", str(CACHE / "storage"), "--runroot", str(CACHE / "run"), *arguments]
-    ran = subprocess.run(command, **{"check": True, "stdout": subprocess.PIPE, "text": True, **options})
+    ran = subprocess.run(command, check=True, stdout=log or subprocess.PIPE, stderr=log, text=True)
     return (ran.stdout or "").strip()
 
 
@@ -94,7 +102,7 @@ def make_base(name: str) -> str:
         return note.read_text(encoding="utf-8")
     try:
         source = f"docker.io/library/{name}"
-        buildah("pull", source, stderr=subprocess.DEVNULL)
+        buildah("pull", source, log=subprocess.DEVNULL)
         buildah("tag", source, name)
         made = name
     except subprocess.CalledProcessError:
@@ -120,7 +128,9 @@ def stand_in(name: str) -> str:
         path.unlink() if path.is_file() else shutil.rmtree(path)
     full = copy_python(version, directory)
     container = buildah("from", "scratch")
-    subprocess.run(["cp", "--archive", f"{directory}/.", buildah("mount", container)], check=True)  # with devices
+    subprocess.run(
+        ["cp", "--archive", f"{directory}/.", buildah("mount", container)], check=True
+    )  # with devices
     search = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     buildah("config", "--env", f"PATH={search}", "--env", "LANG=C.UTF-8", container)
     buildah("commit", "--rm", container, name)
@@ -142,7 +152,10 @@ def copy_python(version: str, directory: Path) -> str:
     ignored = shutil.ignore_patterns("site-packages", "test", "tests", "idle_test", "__pycache__", "*.a")
     local = directory / "usr" / "local"
     shutil.copytree(
-        Path(prefix, "lib", f"python{version}"), local / "lib" / f"python{version}", ignore=ignored, symlinks=True
+        Path(prefix, "lib", f"python{version}"),
+        local / "lib" / f"python{version}",
+        ignore=ignored,
+        symlinks=True,
     )
     for file in Path(prefix, "lib").glob(f"libpython{version}.so*"):
         shutil.copy2(file, local / "lib", follow_symlinks=False)
@@ -161,7 +174,7 @@ def copy_python(version: str, directory: Path) -> str:
 
 
 def build() -> None:
-    """With this machine's way to the package index, mounted: neither the Dockerfile nor the image knows of it."""
+    """With this machine's way to the package index, mounted: the image does not know of it."""
     configuration = CACHE / "pip.conf"
     configuration.write_text(pip_configuration(), encoding="utf-8")
     options = ["--layers", "--format=docker", "--isolation=chroot", "--network=host", "--pull-never"]
@@ -170,7 +183,15 @@ def build() -> None:
         mounts.append(f"--volume={CERTIFICATES}:{CERTIFICATES}:ro")
     with (CACHE / "build.log").open("w") as log:
         try:
-            buildah("build", *options, *mounts, "--target=sidecar", f"--tag={IMAGE}", str(ROOT), stdout=log, stderr=log)
+            buildah(
+                "build",
+                *options,
+                *mounts,
+                "--target=sidecar",
+                f"--tag={IMAGE}",
+                str(ROOT),
+                log=log,
+            )
         except subprocess.CalledProcessError:
             tail = "\n".join((CACHE / "build.log").read_text(encoding="utf-8").splitlines()[-30:])
             sys.exit(f"{tail}\nimage-check: the build failed; all of its output is in {CACHE / 'build.log'}")
@@ -226,7 +247,9 @@ def check_files(below: Path, root: Path) -> None:
         del added["etc/pip.conf"]  # where build() mounted it
     if strange := sorted(path for path in added if not ADDED.fullmatch(path)):
         raise CheckFailed(f"the image adds what is not DriftGuard's: {', '.join(strange[:10])}")
-    packages = [path for path in added if not path.startswith("opt/driftguard/lib/") or "/driftguard" not in path]
+    packages = [
+        path for path in added if not path.startswith("opt/driftguard/lib/") or "/driftguard" not in path
+    ]
     if tools := sorted(path for path in packages if TOOL.fullmatch(path)):
         raise CheckFailed(f"left in the image: {', '.join(tools[:10])}")
     if own + total > LIMIT_MB:
@@ -249,13 +272,18 @@ class Container:
         volume = self.directory / "volume"
         volume.mkdir()
         os.chown(volume, user, user)
-        socket = Path(httpx.URL(self.database_url).params["host"])
+        socket = Path(httpx.URL(self.database_url).params["host"], SOCKET)
+        bound = self.directory / "run" / SOCKET  # the server's own directory is closed to other users
+        bound.parent.mkdir()
+        bound.touch()
+        self.directory.chmod(0o755)
         root = str(self.root)
         for arguments in (
             ["--bind", root, root],
             ["-o", "remount,bind,ro", root],
             ["--bind", str(volume), f"{root}/var/lib/driftguard"],
-            ["--bind", str(socket), f"{root}/run"],
+            ["--bind", str(socket), str(bound)],
+            ["--rbind", str(bound.parent), f"{root}/run"],
             ["-t", "tmpfs", "tmpfs", f"{root}/tmp"],
             ["--rbind", "/dev", f"{root}/dev"],
             ["--rbind", "/proc", f"{root}/proc"],
@@ -298,7 +326,11 @@ def check_running(container: Container) -> None:
         print(f"  {what}")
         return output
 
-    must("its root is read-only, also where its user owns it", ["touch", "/var/lib/driftguard-rules/x"], fail=True)
+    must(
+        "its root is read-only, also where its user owns it",
+        ["touch", "/var/lib/driftguard-rules/x"],
+        fail=True,
+    )
     seen = must("compiled modules are taken", ["python", "-v", "-c", "import driftguard.app"])
     if again := re.findall(r"code object from '(/opt/driftguard/\S*/driftguard/\S*\.py)'", seen):
         raise CheckFailed(f"compiled at every start, as their caches are not taken: {', '.join(again[:5])}")
@@ -320,12 +352,13 @@ def check_running(container: Container) -> None:
 def check_serving(server: subprocess.Popen[str], key: str, started: float) -> None:
     with httpx.Client(base_url="http://127.0.0.1:8200", timeout=60) as client:
         wait_for("/readyz", client, server, lambda answer: answer.is_success)
-        print(f"  serves as user {Path(f'/proc/{server.pid}').stat().st_uid}, ready in {time.monotonic() - started:.1f} s")
-        sent = b"\n".join(map(encode_record, make_records(500, segments=1)))
+        user, seconds = Path(f"/proc/{server.pid}").stat().st_uid, time.monotonic() - started
+        print(f"  serves as user {user}, ready in {seconds:.1f} s")
+        sent = b"\n".join(map(encode_record, make_records(2000, segments=1)))
         answer = client.post("/api/v1/records", content=sent, headers={"Authorization": f"Bearer {key}"})
         answer.raise_for_status()
-        wait_for("/api/v1/status", client, server, lambda answer: "steady" in answer.text)
-        print("  500 records are stored, and judged by the detector")
+        wait_for("/api/v1/status", client, server, lambda answer: '"verdict":"steady"' in answer.text)
+        print("  2,000 records are stored, and the detector finds them steady")
         wait_for("/", client, server, lambda answer: "<title>" in answer.text)
         print("  the page of the fleet is served")
 

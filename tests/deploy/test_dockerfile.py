@@ -104,9 +104,7 @@ def test_an_image_is_made_of_one_environment_without_pip_that_was_slimmed(image:
     assert "-m venv --without-pip /opt/driftguard" in last("wheel", "RUN")
     (copied,) = [value for name, value in STAGES[image] if name == "COPY"]
     assert copied == f"--from={image}-packages /opt/driftguard /opt/driftguard"
-    assert last(f"{image}-packages", "RUN").endswith(
-        f"{CACHES} /opt/driftguard/bin/python -B /slim.py"
-    )
+    assert last(f"{image}-packages", "RUN").endswith(f"{CACHES} /opt/driftguard/bin/python -B /slim.py")
     assert CACHES in last(image, "ENV")
 
 
@@ -127,7 +125,13 @@ def test_of_scipy_an_image_keeps_what_is_imported() -> None:
 
 def test_what_slimming_takes_out_lies_in_numpy_and_scipy_only(tmp_path: Path) -> None:
     kept = ["numpy/a.py", "numpy/testing/a.py", "scipy/special/a.so", "torch/tests/a.py", "torch/include/a.h"]
-    gone = ["numpy/tests/a.py", "numpy/a.pyi", "scipy/stats/a.py", "scipy/special/tests/a.py", "scipy/special/a.pxd"]
+    gone = [
+        "numpy/tests/a.py",
+        "numpy/a.pyi",
+        "scipy/stats/a.py",
+        "scipy/special/tests/a.py",
+        "scipy/special/a.pxd",
+    ]
     for name in kept + gone:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
