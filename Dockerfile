@@ -7,6 +7,8 @@
 # one for your CUDA) name its package index: --build-arg TORCH_INDEX_URL=...
 
 FROM python:3.12-slim-bookworm AS wheel
+RUN apt-get update \
+ && apt-get install --yes --no-install-recommends binutils
 WORKDIR /src
 COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY driftguard driftguard
@@ -16,24 +18,30 @@ COPY engine/driftguard_engine engine/driftguard_engine
 COPY engine/training engine/training
 COPY migrations migrations
 COPY alerts/runbooks alerts/runbooks
+COPY deploy/image/slim.py /
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
- && python -m venv /opt/driftguard
+ && python -m venv --without-pip /opt/driftguard
 
 FROM wheel AS sidecar-packages
-RUN /opt/driftguard/bin/pip install --no-cache-dir "$(ls /wheels/driftguard_llm-*.whl)[proxy,otlp]"
+RUN pip --python /opt/driftguard install --no-cache-dir --no-compile \
+      "$(ls /wheels/driftguard_llm-*.whl)[proxy,otlp]" \
+ && PYTHONPYCACHEPREFIX=/opt/driftguard/pycache /opt/driftguard/bin/python -B /slim.py
 
 FROM wheel AS engine-packages
 ARG TORCH_INDEX_URL=""
 RUN if [ -n "$TORCH_INDEX_URL" ]; then \
-      /opt/driftguard/bin/pip install --no-cache-dir --index-url "$TORCH_INDEX_URL" 'torch>=2.11'; \
+      pip --python /opt/driftguard install --no-cache-dir --no-compile --index-url "$TORCH_INDEX_URL" 'torch>=2.11'; \
     fi \
- && /opt/driftguard/bin/pip install --no-cache-dir "$(ls /wheels/driftguard_llm-*.whl)[proxy,otlp,engine,cuda]"
+ && pip --python /opt/driftguard install --no-cache-dir --no-compile \
+      "$(ls /wheels/driftguard_llm-*.whl)[proxy,otlp,engine,cuda]" \
+ && PYTHONPYCACHEPREFIX=/opt/driftguard/pycache /opt/driftguard/bin/python -B /slim.py
 
 FROM python:3.12-slim-bookworm AS runtime
 # HOME: the engine's spool, and models from a hub, are on the volume too.
 ENV PATH=/opt/driftguard/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONPYCACHEPREFIX=/opt/driftguard/pycache \
     HOME=/var/lib/driftguard \
     DRIFTGUARD_DATA_DIR=/var/lib/driftguard
 RUN useradd --system --uid 10001 --user-group --home-dir /var/lib/driftguard --create-home driftguard \

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import tomllib
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from dockerfile_parse import DockerfileParser
 
+from deploy.image import slim
 from driftguard.settings.loading import load_settings
 from tests.deploy.committed import ROOT, parse_command, set_environment
 
@@ -39,6 +41,7 @@ def stages() -> dict[str, list[tuple[str, str]]]:
 
 STAGES = stages()
 IMAGES = ("sidecar", "engine")
+CACHES = "PYTHONPYCACHEPREFIX=/opt/driftguard/pycache"  # beside the environment: copied with it
 
 
 def last(stage: str, instruction: str) -> str:
@@ -86,13 +89,51 @@ def test_an_image_runs_a_command_without_root_and_says_whether_it_is_healthy(ima
 
 def test_the_sidecar_is_the_default_and_has_no_torch() -> None:
     assert list(STAGES)[-1] == "sidecar"
-    (install,) = [value for _, value in STAGES["sidecar-packages"] if "pip install" in value]
-    assert "[proxy,otlp]" in install
-    (install,) = [value for _, value in STAGES["engine-packages"] if "pip install" in value]
-    assert "[proxy,otlp,engine,cuda]" in install
+    assert "[proxy,otlp]" in last("sidecar-packages", "RUN")
+    assert "[proxy,otlp,engine,cuda]" in last("engine-packages", "RUN")
 
 
 def test_the_environment_of_the_images_is_taken_as_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """An unknown DRIFTGUARD_ variable is refused at start."""
     set_environment(monkeypatch, dict(re.findall(r"(DRIFTGUARD_\w+)=(\S+)", last("sidecar", "ENV"))))
     assert load_settings().data_directory == Path("/var/lib/driftguard")
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_an_image_is_made_of_one_environment_without_pip_that_was_slimmed(image: str) -> None:
+    assert "-m venv --without-pip /opt/driftguard" in last("wheel", "RUN")
+    (copied,) = [value for name, value in STAGES[image] if name == "COPY"]
+    assert copied == f"--from={image}-packages /opt/driftguard /opt/driftguard"
+    assert last(f"{image}-packages", "RUN").endswith(f"{CACHES} /opt/driftguard/bin/python -B /slim.py")
+    assert CACHES in last(image, "ENV")
+
+
+def test_of_scipy_an_image_keeps_what_is_imported() -> None:
+    """Here rather than when the image is built. The demo cannot run there: it needs an embedded database."""
+    used = set()
+    for file in (ROOT / "driftguard").rglob("*.py"):
+        if not file.is_relative_to(ROOT / "driftguard" / "demo"):
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "scipy":
+                    _, _, inner = str(node.module).partition(".")
+                    used |= {inner.split(".")[0]} if inner else {alias.name for alias in node.names}
+                elif isinstance(node, ast.Import):
+                    used |= {name.name.split(".")[1] for name in node.names if name.name.startswith("scipy.")}
+    assert used
+    assert used <= slim.SCIPY_KEPT
+
+
+def test_what_slimming_takes_out_lies_in_numpy_and_scipy_only(tmp_path: Path) -> None:
+    kept = ["numpy/a.py", "numpy/testing/a.py", "scipy/special/a.so", "torch/tests/a.py", "torch/include/a.h"]
+    gone = [
+        "numpy/tests/a.py",
+        "numpy/a.pyi",
+        "scipy/stats/a.py",
+        "scipy/special/tests/a.py",
+        "scipy/special/a.pxd",
+    ]
+    for name in kept + gone:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    slim.trim(tmp_path)
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*")) == sorted(kept)
