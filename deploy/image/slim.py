@@ -25,8 +25,8 @@ DIRECTORIES: Final = ("tests",)
 # What compilers read; extensions for Cython code and for numpy's own tests.
 FILES: Final = ("*.a", "*.c", "*.f90", "*.h", "*.pxd", "*.pyi", "*.pyx")
 EXTENSIONS: Final = ("cython_special.*", "_simd.*", "_*_tests.*")
-# Symbols for debuggers are two thirds of these, 27 MB, and little elsewhere. The libraries that numpy and scipy
-# bring beside them are broken by strip: "ELF load command address/offset not page-aligned".
+# Symbols for debuggers are two thirds of these, 27 MB, and little elsewhere. The libraries that numpy and
+# scipy bring beside them are broken by strip: "ELF load command address/offset not page-aligned".
 STRIPPED: Final = ("aiohttp", "sqlalchemy", "uvloop")
 IMPORTED: Final = ("driftguard", "driftguard_http", "driftguard_engine", "driftguard_training")
 NOT_IMPORTED: Final = ("driftguard.demo", "driftguard.__main__")  # needs the embedded database; starts

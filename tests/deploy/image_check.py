@@ -1,8 +1,8 @@
 """`make image-check`: builds the sidecar's image from the Dockerfile, measures it, runs it as its users do.
 
 The base is what the Dockerfile's FROM names where a registry of images can be reached. Elsewhere Debian of
-the same release with this machine's Python of the same version stands in for it, and the output says so. All is
-kept in DRIFTGUARD_CACHE_DIR (~/.cache/driftguard), under image/: unchanged files are not built again. The
+the same release with this machine's Python of the same version stands in for it, and the output says so. All
+is kept in DRIFTGUARD_CACHE_DIR (~/.cache/driftguard), under image/: unchanged files are not built again. The
 container has a read-only root, no capability, no network but loopback, and a PostgreSQL of its own.
 """
 
@@ -60,9 +60,8 @@ def main() -> None:
     if os.geteuid() != 0:
         sys.exit("image-check needs root, to build an image and to make its root read-only")
     if missing := [name for name in PROGRAMS if shutil.which(name) is None]:
-        sys.exit(
-            f"make image-check needs {', '.join(missing)}: apt-get install buildah debootstrap binutils iproute2"
-        )
+        install = "apt-get install buildah debootstrap binutils iproute2"
+        sys.exit(f"make image-check needs {', '.join(missing)}: {install}")
     try:
         if sys.argv[1:2] == [INSIDE]:
             with server_directory() as directory, start_embedded(directory) as url:
@@ -122,8 +121,8 @@ def stand_in(name: str) -> str:
             check=True,
             stdout=log,
         )
-    for path in NOT_IN_BASE:
-        shutil.rmtree(directory / path)
+    for unneeded in NOT_IN_BASE:
+        shutil.rmtree(directory / unneeded)
     for path in (directory / "var/lib/apt/lists").iterdir():
         path.unlink() if path.is_file() else shutil.rmtree(path)
     full = copy_python(version, directory)
