@@ -16,6 +16,7 @@ from playwright.sync_api import sync_playwright
 
 PICTURES: Final = Path(__file__).parents[2] / "docs" / "screenshots"
 WIDTH: Final = 1280
+HEIGHTS: Final = {"incident": 1_180, "run": 1_506, "stream": 1_790}  # of what is to be seen
 SETTLE_MS: Final = 3_000  # for charts, and for the newest numbers
 
 
@@ -57,10 +58,10 @@ def _shoot(pages: Mapping[str, str]) -> None:
         chromium = shutil.which("chromium") or shutil.which("google-chrome")
         browser = playwright.chromium.launch(executable_path=chromium, args=["--disable-gpu"])
         for name, address in pages.items():
-            page = browser.new_page(viewport={"width": WIDTH, "height": 900})
+            page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHTS[name]})
             page.goto(address)
             page.wait_for_timeout(SETTLE_MS)
-            page.screenshot(path=PICTURES / f"{name}.png", full_page=True)
+            page.screenshot(path=PICTURES / f"{name}.png")
             print(f"{name}: {address}")
         browser.close()
 
