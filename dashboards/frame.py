@@ -69,10 +69,10 @@ def build(page: Page) -> models.Dashboard:
         for panel in row.panels:
             number += 1
             built = built.with_panel(panel.id(number))
-    return _worded(built.build(), [row.empty for row in page.rows])
+    return _with_empty_texts(built.build(), [row.empty for row in page.rows])
 
 
-def _worded(made: models.Dashboard, empty: Sequence[str]) -> models.Dashboard:
+def _with_empty_texts(made: models.Dashboard, empty: Sequence[str]) -> models.Dashboard:
     texts = iter(empty)
     for panel in made.panels or []:
         if isinstance(panel, models.RowPanel):

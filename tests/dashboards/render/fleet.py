@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from driftguard.demo.processes import free_url, start_sidecar
 from driftguard.demo.run import START_SECONDS
 from driftguard.records import AcceptanceRecord
-from tests.cost.traffic import Server, told
-from tests.dashboards.render.scene import FALLEN, KNOWN, SEED, Recording
+from tests.cost.traffic import Server
+from tests.dashboards.render.scene import FALLEN, KNOWN, SEED, Recording, record_of
 from tests.integration.servers import running_prometheus
 from tests.pipeline.sidecar import post
 
@@ -62,18 +62,9 @@ def record_fleet(directory: Path, servers: int) -> Recording:
 
 def _requests(random: np.random.Generator, server: Server) -> list[AcceptanceRecord]:
     """Some without speculation, so that its cost is known."""
+    now = datetime.now(UTC)
     return [
-        AcceptanceRecord(
-            record_id=UUID(int=0),
-            kind="request",
-            server="",
-            target="Qwen3-32B",
-            draft="Qwen3-0.6B" if k else "none",
-            draft_version="v1" if k else "none",
-            method="draft_model" if k else "none",
-            fidelity="request",
-            **{**told(drawn), "started_at": datetime.now(UTC), "ended_at": datetime.now(UTC)},
-        )
+        record_of(drawn, k, UUID(int=0), "", now, now)
         for k in [4] * 19 + [0]
         for drawn in server.serve(random, 20, k)
     ]

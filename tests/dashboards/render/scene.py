@@ -17,6 +17,7 @@ import httpx
 import numpy as np
 from rich.console import Console
 
+from driftguard.cost import TimedRequest
 from driftguard.demo.processes import free_url, sidecar_config, start_engine, start_sidecar
 from driftguard.demo.receiver import Receiver
 from driftguard.demo.run import START_SECONDS, STORY
@@ -144,18 +145,25 @@ class Others:
         segment = SEGMENTS[number % len(SEGMENTS)]
         server = FALLEN if fallen and segment == "german" else KNOWN
         (drawn,) = server.serve(self._random, 1, k, segment=segment, start=at)
-        values = {**told(drawn), "started_at": _moment(at - 2.0), "ended_at": _moment(at)}
-        return AcceptanceRecord(
-            record_id=UUID(bytes=self._random.bytes(16)),
-            kind="request",
-            server="chat-eu-1",
-            target="Qwen3-32B",
-            draft="Qwen3-0.6B" if k else "none",
-            draft_version="v1" if k else "none",
-            method="draft_model" if k else "none",
-            fidelity="request",
-            **values,
-        )
+        record_id = UUID(bytes=self._random.bytes(16))
+        return record_of(drawn, k, record_id, "chat-eu-1", _moment(at - 2.0), _moment(at))
+
+
+def record_of(
+    drawn: TimedRequest, k: int, record_id: UUID, server: str, started_at: datetime, ended_at: datetime
+) -> AcceptanceRecord:
+    """k: draft tokens per step; 0: without speculation."""
+    return AcceptanceRecord(
+        record_id=record_id,
+        kind="request",
+        server=server,
+        target="Qwen3-32B",
+        draft="Qwen3-0.6B" if k else "none",
+        draft_version="v1" if k else "none",
+        method="draft_model" if k else "none",
+        fidelity="request",
+        **{**told(drawn), "started_at": started_at, "ended_at": ended_at},
+    )
 
 
 def _moment(seconds: float) -> datetime:
