@@ -71,12 +71,13 @@ class Engine:
     def stop(self, signal_number: int = signal.SIGTERM) -> None:
         if self.process is None:
             return
-        os.killpg(self.process.pid, signal_number)
-        try:
-            self.process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+        if self.process.poll() is None:  # one that ended by itself has told why to who started it
+            os.killpg(self.process.pid, signal_number)
+            try:
+                self.process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait()
         self.process = None
 
     def counters(self) -> Counter[str]:
