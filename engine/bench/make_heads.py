@@ -14,9 +14,8 @@ from typing import Any, cast
 import torch
 from driftguard_engine.models.dflash_head import BlockConfig, BlockHead
 from driftguard_engine.models.fused_head import EagleHead, MtpHead
-from driftguard_engine.models.speculators import MAPS
 from driftguard_engine.options import BUNDLED
-from driftguard_training.heads import Head, head_loss, new_head, save_head
+from driftguard_training.heads import Head, frequent_tokens, head_loss, new_head, save_head
 from driftguard_training.model_directories import load_model
 from driftguard_training.pretraining import Schedule, train
 from driftguard_training.streams import batch, continuations, token_streams
@@ -24,17 +23,14 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
 
 _SHARES = {"python": 0.3, "prose": 0.2, "continuations": 0.5}
-_FEATURES = (2, 5, 7)
+_FEATURES = (2, 5, 9)
+_VOCABULARY = 1024  # of DFlash and DSpark, which have output layers of their own
 _LENGTH, _ROWS, _DRAFTS = 128, 8, 4
 STEPS = {"mtp": 300, "eagle": 200, "peagle": 300, "dflash": 300, "dspark": 300}
 
 
-def _bundled() -> dict[str, torch.Tensor]:
-    return load_file(BUNDLED / "eagle3" / "model.safetensors")
-
-
 def new(kind: str, target: PreTrainedModel, token_ids: torch.Tensor) -> Head:
-    """Of one layer. token_ids: those that it drafts, of a head with an output layer of its own."""
+    """Of one layer. token_ids: those that it drafts."""
     config: Any = target.config
     family: Any = Qwen3Config if kind in ("dflash", "dspark") else LlamaConfig
     layer = family(
@@ -55,7 +51,7 @@ def new(kind: str, target: PreTrainedModel, token_ids: torch.Tensor) -> Head:
         return EagleHead(layer, config.num_hidden_layers, norms=True, bias=False)
     if kind == "peagle":
         parallel = new_head(target, _FEATURES, token_ids, layer, mask)
-        begun = {name: each for name, each in _bundled().items() if name not in MAPS}
+        begun = load_file(BUNDLED / "eagle3" / "model.safetensors")
         parallel.load_state_dict({"mask_hidden": parallel.mask_hidden} | begun)
         return parallel
     of_kind: dict[str, Any] = {"block": _DRAFTS + 1, "drafts_at_first": False}
@@ -78,11 +74,10 @@ def make(kinds: list[str], output: Path, seed: int, given: int | None) -> None:
     tokenizer: Any = loaded.tokenizer
     streams = dict(token_streams(tokenizer, ("python", "prose"), "train"))
     streams |= continuations(target, streams, {"python": 0.6, "prose": 0.4}, 256, _LENGTH, seed)
-    d2t = _bundled()["d2t"]
-    frequent = torch.arange(len(d2t)) + d2t
+    frequent = frequent_tokens([streams[name] for name in _SHARES], _VOCABULARY, loaded.vocabulary)
     for kind in kinds:
         schedule = Schedule(given or STEPS[kind], learning_rate=4e-3, warmup_steps=50)
-        token_ids = torch.arange(loaded.vocabulary) if kind in ("mtp", "eagle") else frequent
+        token_ids = frequent if kind in ("dflash", "dspark") else torch.arange(loaded.vocabulary)
         torch.manual_seed(seed)
         head = new(kind, target, token_ids)
 

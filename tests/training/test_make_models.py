@@ -22,7 +22,7 @@ TINY = Recipe(
     context=64,
     target=Shape(layers=2, hidden=32, intermediate=48, head=16),
     draft=Shape(layers=1, hidden=16, intermediate=32, head=16),
-    head=HeadShape(features=(0, 1), intermediate=16, kv_heads=1, vocabulary=64, passes=2),
+    head=HeadShape(features=(0, 1), intermediate=16, kv_heads=1, passes=2),
     rows=4,
     length=32,
     target_steps=6,

@@ -34,12 +34,14 @@ def new_head(
     mask_token_id: int | None = None,
 ) -> Eagle3Head:
     """A head that reads these layers of the target and drafts these of its tokens, [D] ascending. It shares
-    the target's embedding, and its output layer if these are all tokens, else it begins with their part of
-    it. mask_token_id: of P-EAGLE."""
+    the target's embedding. If these are all tokens it shares the output layer too and begins with the norm in
+    front of it, else it begins with their part of that layer. mask_token_id: of P-EAGLE."""
     config = HeadConfig(layer, len(token_ids), features, mask_token_id=mask_token_id)
     unembeds = len(token_ids) < layer.vocab_size
     head = Eagle3Head(config, target.config.hidden_size, embeds=False, unembeds=unembeds)
-    if head.lm_head is not None:
+    if head.lm_head is None:
+        head.norm.weight.data.copy_(cast("Any", target).model.norm.weight)
+    else:
         output = cast("Any", target).get_output_embeddings()
         head.lm_head.weight.data.copy_(output.weight.detach()[token_ids])
     return head

@@ -22,7 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrai
 
 from driftguard_training import corpus, streaming
 from driftguard_training.acceptance import distillation_loss
-from driftguard_training.heads import PASSES, frequent_tokens, head_loss, new_head, save_head
+from driftguard_training.heads import PASSES, head_loss, new_head, save_head
 from driftguard_training.medusa import heads_loss, measured_tree, new_heads, save_heads
 from driftguard_training.model_directories import load_model, save_model
 from driftguard_training.pretraining import Schedule, train
@@ -48,12 +48,12 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """The EAGLE-3 head, as wide as the target. passes: drafts of a chain that it is trained for."""
+    """The EAGLE-3 head, as wide as the target, whose output layer it shares. passes: drafts of a chain that
+    it is trained for."""
 
-    features: tuple[int, ...] = (2, 5, 7)  # as speculators chooses them: 2, half of the layers, and 3 less
+    features: tuple[int, ...] = (2, 5, 9)  # behind 2, half, and all but one of the layers
     intermediate: int = 192
     kv_heads: int = 2
-    vocabulary: int = 1024
     passes: int = PASSES
 
 
@@ -104,9 +104,10 @@ def make_models(output: Path, seed: int, recipe: Recipe = Recipe()) -> None:
         train_draft(draft, rounded, told, recipe, seed, work)
         _save(work / "draft", draft, tokenizer, recipe, seed, streams)
     if not (work / "eagle3").exists():
-        head, token_ids = new_eagle3_head(rounded, told, recipe, seed)
-        train_head(head, token_ids, rounded, told, recipe, seed, work)
-        save_head(work / "eagle3", head, token_ids, torch.bfloat16, _facts(recipe, seed, streams))
+        head = new_eagle3_head(rounded, recipe, seed)
+        train_head(head, rounded, told, recipe, seed, work)
+        token_ids, facts = torch.arange(len(tokenizer)), _facts(recipe, seed, streams)
+        save_head(work / "eagle3", head, token_ids, torch.bfloat16, facts)
     if not (work / "medusa").exists():
         heads = new_heads(rounded, recipe.medusa_heads, recipe.medusa_layers)
         train_medusa(heads, rounded, told, recipe, seed, work)
@@ -196,15 +197,11 @@ def train_draft(
     train(model, loss_at, schedule, work / "draft.checkpoint", "draft")
 
 
-def new_eagle3_head(
-    target: PreTrainedModel, streams: TokenStreams, recipe: Recipe, seed: int
-) -> tuple[Eagle3Head, torch.Tensor]:
-    """A head of one layer like the target's own, and the tokens that it drafts: the most frequent ones."""
-    shape, config = recipe.head, target.config
-    read = [streams[name] for name in _DISTILLATION_SHARES]
-    token_ids = frequent_tokens(read, shape.vocabulary, config.vocab_size)
+def new_eagle3_head(target: PreTrainedModel, recipe: Recipe, seed: int) -> Eagle3Head:
+    """A head of one layer like the target's own, that drafts all tokens."""
+    shape = recipe.head
     layer = LlamaConfig(
-        **config.to_diff_dict()
+        **target.config.to_diff_dict()
         | {
             "num_hidden_layers": 1,
             "num_key_value_heads": shape.kv_heads,
@@ -213,12 +210,11 @@ def new_eagle3_head(
         }
     )
     torch.manual_seed(seed + 2)
-    return new_head(target, shape.features, token_ids, layer), token_ids
+    return new_head(target, shape.features, torch.arange(layer.vocab_size), layer)
 
 
 def train_head(
     head: Eagle3Head,
-    token_ids: torch.Tensor,
     target: PreTrainedModel,
     streams: TokenStreams,
     recipe: Recipe,
@@ -226,6 +222,7 @@ def train_head(
     work: Path,
 ) -> None:
     """Distil as `train_draft`, in chains of drafts as they are drafted later."""
+    token_ids = torch.arange(head.config.layer.vocab_size)
 
     def loss_at(step: int, kind: Loss) -> tuple[torch.Tensor, list[float]]:
         rows, length = _rows_and_length(recipe, step, recipe.head_steps)
