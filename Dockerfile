@@ -36,9 +36,19 @@ RUN if [ -n "$TORCH_INDEX_URL" ]; then \
       "$(ls /wheels/driftguard_llm-*.whl)[proxy,otlp,engine,cuda]" \
  && PYTHONPYCACHEPREFIX=/opt/driftguard/pycache /opt/driftguard/bin/python -B /slim.py
 
-FROM python:3.12-slim-bookworm AS runtime
+# Without what a running image does not use: pip, windows, manuals, Perl, and character sets that Python brings itself.
+# Packages of Debian, which need Perl, are added in front of this.
+FROM python:3.12-slim-bookworm AS lean
+RUN cd /usr/local/lib/python3.12 \
+ && rm -r site-packages/* ensurepip idlelib lib2to3 pydoc_data tkinter turtledemo turtle.py config-* \
+ && rm -f /usr/local/bin/pip* /usr/local/bin/idle* /usr/local/bin/2to3* /usr/local/bin/pydoc* \
+ && rm -r /usr/bin/perl* /usr/share/perl5 /usr/lib/*-linux-gnu/perl-base /usr/lib/*-linux-gnu/gconv
+
+FROM scratch AS runtime
+COPY --from=lean / /
 # HOME: the engine's spool, and models from a hub, are on the volume too.
-ENV PATH=/opt/driftguard/bin:$PATH \
+ENV PATH=/opt/driftguard/bin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+    LANG=C.UTF-8 \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONPYCACHEPREFIX=/opt/driftguard/pycache \

@@ -17,18 +17,25 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-# scipy.special, and what it imports itself: 19 of scipy's 83 MB.
-SCIPY_KEPT: Final = frozenset({"_external", "_lib", "linalg", "special"})
+# scipy.stats, and what it imports itself: 54 of scipy's 83 MB.
+SCIPY_KEPT: Final = frozenset(
+    {"_external", "_lib", "constants", "fft", "integrate", "interpolate", "linalg", "ndimage", "optimize"}
+    | {"sparse", "spatial", "special", "stats"}
+)
 WITHOUT_TORCH: Final = ("driftguard_engine", "driftguard_training")  # which need it; 14 MB with their models
+# rich colours Python in tracebacks and nothing else here; the languages of the world are 4 MB.
+LEXERS_KEPT: Final = frozenset({"__init__.py", "_mapping.py", "python.py", "special.py"})
+IN_DEBIAN: Final = ("tzdata",)
 TRIMMED: Final = ("numpy", "scipy")
 DIRECTORIES: Final = ("tests",)
-# What compilers read; extensions for Cython code and for numpy's own tests.
+# What compilers read; extensions for numpy's own tests.
 FILES: Final = ("*.a", "*.c", "*.f90", "*.h", "*.pxd", "*.pyi", "*.pyx")
-EXTENSIONS: Final = ("cython_special.*", "_simd.*", "_*_tests.*")
+EXTENSIONS: Final = ("_simd.*", "_*_tests.*")
 # Symbols for debuggers are two thirds of these, 27 MB, and little elsewhere. The libraries that numpy and
 # scipy bring beside them are broken by strip: "ELF load command address/offset not page-aligned".
 STRIPPED: Final = ("aiohttp", "sqlalchemy", "uvloop")
 IMPORTED: Final = ("driftguard", "driftguard_http", "driftguard_engine", "driftguard_training")
+LATER: Final = ("scipy.stats",)  # imported by a function
 NOT_IMPORTED: Final = ("driftguard.demo", "driftguard.__main__")  # needs the embedded database; starts
 # Each MB of these saves the most at every start: 15 MB for 2 of 7 seconds.
 COMPILED: Final = sys.stdlib_module_names | {"driftguard", "sqlalchemy"}
@@ -37,9 +44,8 @@ COMPILED: Final = sys.stdlib_module_names | {"driftguard", "sqlalchemy"}
 def main() -> None:
     site = Path(sysconfig.get_path("purelib"))
     has_torch = find_spec("torch") is not None
-    if not has_torch:
-        for package in WITHOUT_TORCH:
-            shutil.rmtree(site / package)
+    for package in IN_DEBIAN if has_torch else IN_DEBIAN + WITHOUT_TORCH:
+        shutil.rmtree(site / package)
     trim(site)
     strip(site)
     import_all()
@@ -50,6 +56,9 @@ def trim(site: Path) -> None:
     for path in (site / "scipy").iterdir():
         if path.is_dir() and path.name not in SCIPY_KEPT:
             shutil.rmtree(path)
+    for path in (site / "pygments" / "lexers").iterdir():
+        if path.name not in LEXERS_KEPT:
+            path.unlink()
     for package in TRIMMED:
         for name in DIRECTORIES:
             for directory in list((site / package).rglob(name)):
@@ -69,6 +78,8 @@ def import_all() -> None:
         for module in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
             if not module.name.startswith(NOT_IMPORTED):
                 importlib.import_module(module.name)
+    for name in LATER:
+        importlib.import_module(name)
 
 
 def compile_imported(*, everything: bool) -> None:

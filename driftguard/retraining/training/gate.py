@@ -37,9 +37,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import stdtrit
 
-from driftguard.diagnosis.comparisons import Rate, rate_of
+from driftguard.diagnosis.comparisons import Rate, interval, rate_of
 from driftguard.records.documents.acceptance import from_to
 from driftguard.records.documents.retraining_run import Comparison, Costs, Decision, GateRules
 
@@ -111,11 +110,8 @@ def _compare(name: str, changed: bool, groups: Sequence[GroupScores], alpha: flo
     candidate = np.concatenate([group.candidate.kept for group in groups])
     difference = candidate - parent
     requests = len(difference)
-    mean = float(difference.mean())
-    margin = math.inf
-    if requests > 1:
-        spread = float(difference.std(ddof=1)) / math.sqrt(requests)
-        margin = float(stdtrit(requests - 1, 1 - alpha)) * spread
+    error = float(difference.std(ddof=1)) / math.sqrt(requests) if requests > 1 else math.inf
+    gain = interval(float(difference.mean()), error, requests - 1, 1 - 2 * alpha)
     accepted = _accepted(group.parent for group in groups)
     expected = _accepted(group.candidate for group in groups)
     return Comparison(
@@ -124,9 +120,9 @@ def _compare(name: str, changed: bool, groups: Sequence[GroupScores], alpha: flo
         requests,
         float(parent.mean()),
         float(candidate.mean()),
-        mean,
-        max(mean - margin, -1.0),  # rates lie in [0, 1], so differences in [-1, 1]
-        min(mean + margin, 1.0),
+        gain.change,
+        max(gain.low, -1.0),  # rates lie in [0, 1], so differences in [-1, 1]
+        min(gain.high, 1.0),
         accepted.rate if accepted else None,
         expected.rate if expected else None,
         _margin(expected) if expected else None,
@@ -141,7 +137,7 @@ def _accepted(scores: Iterable[DraftScores]) -> Rate | None:
 
 def _margin(rate: Rate) -> float:
     """Half of its 95% interval; of one request the error is the largest there can be."""
-    return float(stdtrit(max(rate.requests - 1, 1), 0.975)) * rate.error
+    return interval(rate.rate, rate.error, max(rate.requests - 1, 1), 0.95).high - rate.rate
 
 
 def _compare_groups(
