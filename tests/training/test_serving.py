@@ -316,7 +316,12 @@ def test_the_answers_of_another_target_surprise(temperature: float) -> None:
 
 
 def served(
-    draft: Path, temperature: float, *, adaptive: bool = False, verification: Verification = "token"
+    draft: Path,
+    temperature: float,
+    *,
+    adaptive: bool = False,
+    verification: Verification = "token",
+    max_tokens: int = 32,
 ) -> list[FinishedRequest]:
     """What the built-in engine makes of 24 prompts."""
     config = EngineConfig(
@@ -335,7 +340,7 @@ def served(
     texts = prompts("python", 24, 5, characters=120)
     for number, text in enumerate(texts):
         tokens = tuple(engine.tokenizer.encode(text, add_special_tokens=False))
-        params = SamplingParams(max_tokens=32, temperature=temperature, seed=number)
+        params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=number)
         engine.submit(Request(str(number), tokens, params, datetime.now(UTC)))
     while engine.has_work():
         for output in engine.step():
@@ -430,7 +435,7 @@ def test_the_engine_accepts_what_its_models_account_for(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_engine_accepts_by_blocks_what_its_models_account_for(kind: str) -> None:
-    finished = served(BUNDLED / kind, 1.0, verification="block")
+    finished = served(BUNDLED / kind, 1.0, verification="block", max_tokens=128)
     sampled = torch.tensor(gaps(finished, kind))
     error = sampled.std(dim=0) / len(sampled) ** 0.5
     assert (sampled.mean(dim=0).abs() < 3 * error).all()
