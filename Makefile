@@ -149,11 +149,8 @@ dashboard-screenshots: setup
 	cd tests/dashboards/render && npm install --no-package-lock --no-audit --no-fund --loglevel=error && npm run build
 	$(BIN)/python -m tests.dashboards.render $(ARGS)
 
-# The pages of docs/screenshots: the fleet from the scene of their tests, as the demo has one server; the others from the
-# demo's own traffic. Needs chromium.
+# The pages of docs/screenshots, of the demo's own traffic. Needs chromium.
 page-screenshots: setup
-	directory=$$(mktemp -d) && DRIFTGUARD_SCREENSHOTS=$$directory $(BIN)/python -m pytest -q -m slow tests/api/pages/test_pages.py -k every_page \
-	  && cp $$directory/fleet.png docs/screenshots/ && rm -r $$directory
 	$(BIN)/python -m tests.demo.screenshots
 
 metrics: setup

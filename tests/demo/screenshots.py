@@ -16,7 +16,7 @@ from playwright.sync_api import sync_playwright
 
 PICTURES: Final = Path(__file__).parents[2] / "docs" / "screenshots"
 WIDTH: Final = 1280
-HEIGHTS: Final = {"incident": 1_180, "run": 1_506, "stream": 1_790}  # of what is to be seen
+HEIGHTS: Final = {"fleet": 700, "incident": 1_180, "run": 1_506, "stream": 1_790}  # of what is to be seen
 SETTLE_MS: Final = 3_000  # for charts, and for the newest numbers
 
 
@@ -24,11 +24,14 @@ def main() -> None:
     command = [sys.executable, "-u", "-m", "driftguard", "demo", "--keep", *sys.argv[1:]]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as demo:
         assert demo.stdout is not None
-        url, has_ended = "", False
+        url, is_training, has_ended = "", False, False
         for line in demo.stdout:
             print(line, end="")
             if found := re.search(r"status page: (http://[^/ ]+)", line):
                 url = found[1]
+            if "retraining: training" in line and not is_training:
+                is_training = True
+                _shoot({"fleet": url})
             if "the draft was swapped under traffic" in line:
                 has_ended = True
                 break
