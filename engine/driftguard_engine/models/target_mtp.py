@@ -38,6 +38,7 @@ from driftguard_engine.models.chain_heads import ChainModel
 from driftguard_engine.models.directory import loaded_files
 from driftguard_engine.models.generic import SlotLayer
 from driftguard_engine.models.plausible import check_names, check_parameters
+from driftguard_engine.models.recurrent import cache_argument
 from driftguard_engine.models.span_layers import filled
 
 _COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")  # in config.json; the latter of Qwen3.5
@@ -164,8 +165,8 @@ class TargetMtp(nn.Module):
             fused,
             attention_mask=mask,
             position_ids=positions,
-            past_key_values=cache,
             position_embeddings=self.rotary_emb(fused, positions),
+            **{cache_argument(self.layer): cache},
         )
         found: Tensor = self.output_norm(output)
         return found

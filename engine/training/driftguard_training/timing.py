@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 import torch
+from driftguard_engine.models.recurrent import cache_argument
 from transformers import DynamicCache, PreTrainedModel
 
 _REPEATS = 30
@@ -26,7 +27,7 @@ def median_seconds(call: Callable[[], object], most: int) -> float:
 @torch.no_grad()
 def seconds_per_call(model: PreTrainedModel, tokens_per_call: int) -> float:
     """Of one forward pass over `tokens_per_call` new tokens, continuing a short context."""
-    cache = DynamicCache(config=model.config)
+    cache = {cache_argument(model): DynamicCache(config=model.config)}
     tokens = torch.ones(1, tokens_per_call, dtype=torch.long)
     fits = model.config.max_position_embeddings // tokens_per_call
-    return median_seconds(lambda: model(input_ids=tokens, past_key_values=cache, use_cache=True), fits)
+    return median_seconds(lambda: model(input_ids=tokens, use_cache=True, **cache), fits)
