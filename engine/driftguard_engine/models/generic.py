@@ -203,31 +203,6 @@ class GenericModel(DecodesBySpans):
     ) -> Tensor:
         return torch.cat([self._run(ids, span, features) for ids, span in _split(token_ids, spans)])  # [N, V]
 
-    def decode(
-        self,
-        token_ids: Tensor,
-        starts: Tensor,
-        slots: Tensor,
-        counts: Sequence[int] | None = None,
-        features: Features | None = None,
-        parents: Sequence[tuple[int, ...]] | None = None,
-    ) -> Tensor:
-        self._settle(slots.tolist(), starts.tolist())
-        return super().decode(token_ids, starts, slots, counts, features, parents)
-
-    def decode_into(
-        self,
-        logits: Tensor,
-        token_ids: Tensor,
-        chosen: Tensor | None,
-        starts: Tensor,
-        slots: Tensor,
-        wanted: Sequence[bool] | None = None,
-    ) -> None:
-        if chosen is not None:  # else what is before are drafts
-            self._settle(slots.tolist(), starts.tolist())
-        super().decode_into(logits, token_ids, chosen, starts, slots, wanted)
-
     @torch.inference_mode()
     def prefill(
         self, token_ids: Sequence[int], spans: Sequence[Span], features: Features | None = None
