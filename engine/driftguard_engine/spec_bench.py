@@ -294,6 +294,12 @@ def main(
         raise typer.Exit(2) from None
     for line in table(tasks):
         typer.echo(line)
+    ahead = engine.ahead
+    if ahead is not None and ahead.overlap is not None:
+        typer.echo(
+            f"drafted ahead: of {ahead.lookups} outcomes {ahead.hits} ({ahead.hit_rate:.0%}) were prepared; "
+            f"the target's passes hid {ahead.overlap:.0%} of the drafting for them"
+        )
 
 
 if __name__ == "__main__":

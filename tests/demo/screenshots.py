@@ -16,7 +16,7 @@ from playwright.sync_api import sync_playwright
 
 PICTURES: Final = Path(__file__).parents[2] / "docs" / "screenshots"
 WIDTH: Final = 1280
-HEIGHTS: Final = {"fleet": 700, "incident": 1_180, "run": 1_506, "stream": 1_790}  # of what is to be seen
+HEIGHTS: Final = {"fleet": 640, "incident": 1_180, "run": 1_506, "stream": 1_790}  # of what is to be seen
 SETTLE_MS: Final = 3_000  # for charts, and for the newest numbers
 
 

@@ -35,7 +35,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["draft_model", "eagle3", "medusa", "suffix"])
+@pytest.mark.parametrize("method", ["draft_model", "eagle3", "medusa", "suffix", "ssd"])
 def test_answers_are_those_without_speculation_in_the_format_that_speed_py_reads(
     tmp_path: Path, method: str
 ) -> None:
@@ -68,6 +68,7 @@ def test_answers_are_those_without_speculation_in_the_format_that_speed_py_reads
     assert (rows["mt_bench"][-1], rows["translation"][-1]) == ("0", "1")  # prompts that were cut
     lengths = [length for line in fast for length in line["choices"][0]["accept_lengths"]]
     assert rows["overall"][2] == f"{sum(lengths) / len(lengths):.2f}"
+    assert ("drafted ahead: of" in done.stdout) is (method == "ssd")
 
 
 @pytest.mark.parametrize(
