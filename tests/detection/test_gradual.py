@@ -32,12 +32,12 @@ def test_ramps_of_an_hour_to_a_week_are_called_gradual_and_what_is_told_holds_th
         runs = [found(ramp, FIRST_SEED + number) for number in range(RUNS)]
         held = [run.held for run in runs if run is not None]
         assert len(held) >= RUNS - 2, ramp
-        # At a coverage of .9, fewer than 12 of 16 have a chance of one in sixty.
-        assert sum(held) >= 0.75 * len(held), (ramp, sum(held), len(held))
+        # At a coverage of .9, fewer than 13 of 16 have a chance of one in fifteen, and the seeds are fixed.
+        assert sum(held) >= 0.79 * len(held), (ramp, sum(held), len(held))
         known = [run for run in runs if run is not None and run.certain_by_now]
         assert len(known) >= 0.9 * len(held), (ramp, len(known), len(held))
         held_later = [run.holds(run.told[-1]) for run in known]
-        assert sum(held_later) >= 0.75 * len(known), (ramp, sum(held_later), len(known))
+        assert sum(held_later) >= 0.79 * len(known), (ramp, sum(held_later), len(known))
 
 
 @pytest.mark.slow
@@ -48,8 +48,8 @@ def test_steps_are_rarely_called_gradual() -> None:
         Fall(rate=60, hours=0, drop=0.1, silent_nights=True, rare=True),
     )
     runs = [run for step in steps for number in range(RUNS) if (run := found(step, FIRST_SEED + number))]
-    # At one in twenty, more than 5 of 48 have a chance of one in thirty.
-    assert sum(bool(run.told) for run in runs) <= 5
+    # At one in twenty, more than 4 of 48 have a chance of one in eleven, and the seeds are fixed.
+    assert sum(bool(run.told) for run in runs) <= 4
     assert sum(run.held for run in runs) >= 0.85 * len(runs)
 
 

@@ -97,7 +97,7 @@ def with_odd_columns(batch: ObservationBatch) -> ObservationBatch:
     )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data(), runs=st.lists(ALIKE, min_size=1, max_size=15))
 def test_any_records_fold_without_error_or_nan(
     data: st.DataObject, runs: list[tuple[str, int, int, float, int, int]]

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 DEVIATION = np.sqrt(0.0144 / 2.0)  # between conversations, and between the requests of one
 CONFIG = DetectorConfig()
-STREAMS, LENGTH = 2, 20_000
+STREAMS, LENGTH = 3, 20_000
 FAMILIES = {family.name: family for family in (*DEPENDENT, INDEPENDENT)}
 
 
@@ -45,7 +45,7 @@ def opened(findings: list[Finding]) -> list[DriftOpened]:
 
 
 def test_dependent_traffic_raises_hardly_a_false_alarm() -> None:
-    """520,000 observations; request by request and window by window one in about 1,000 raised an alarm."""
+    """780,000 observations; request by request and window by window one in about 1,000 raised an alarm."""
     alarms = {}
     for row, family in enumerate(DEPENDENT):
         batches = [family.batch([86, row, seed], LENGTH) for seed in range(STREAMS)]
