@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import binom
+from scipy.stats import binom, mannwhitneyu
 
 from driftguard.diagnosis import ProbeResult, captured_requests, comparisons, configuration, probes
 from driftguard.diagnosis.captured_requests import features_of, repetition_rate
@@ -102,7 +102,12 @@ def test_ranks_are_compared_in_the_direction_that_is_said(before: list[float], a
     assert found.p_value == pytest.approx(back.p_value)
     assert (found.superiority > 0.5) <= (found.p_rose <= back.p_rose)
     if len({*before, *after}) == 1:
-        assert (found.p_rose, found.p_value) == (1.0, 1.0)
+        assert (found.superiority, found.p_rose, found.p_value) == (0.5, 1.0, 1.0)
+        return
+    both = mannwhitneyu(after, before, alternative="two-sided", method="asymptotic")
+    rose = mannwhitneyu(after, before, alternative="greater", method="asymptotic")
+    assert found.superiority == pytest.approx(both.statistic / (len(before) * len(after)))
+    assert (found.p_value, found.p_rose) == pytest.approx((both.pvalue, rose.pvalue))
 
 
 def test_ranks_that_rose_are_told() -> None:
