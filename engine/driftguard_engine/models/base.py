@@ -150,7 +150,7 @@ class DecodesBySpans(ABC):
     def share(self, _slot: int, /) -> None:  # noqa: B027 of keys and values there is nothing to be done
         """See `TokenModel.share`."""
 
-    def _settle(self, _slots: Sequence[int], _starts: Sequence[int]) -> None:  # noqa: B027 as there
+    def _settle(self, _slots: Tensor, _starts: Tensor) -> None:  # noqa: B027 as there
         """All that these slots have read before these places is settled: what follows was drafted."""
 
     @abstractmethod
@@ -167,7 +167,7 @@ class DecodesBySpans(ABC):
         features: Features | None = None,
         parents: Sequence[tuple[int, ...]] | None = None,
     ) -> Tensor:
-        self._settle(slots.tolist(), starts.tolist())
+        self._settle(slots, starts)
         needed = [token_ids.shape[1]] * len(token_ids) if counts is None else counts
         return by_row(self._decoded_spans(token_ids, starts, slots, needed, features, parents), needed)
 
@@ -181,7 +181,7 @@ class DecodesBySpans(ABC):
         wanted: Sequence[bool] | None = None,
     ) -> None:
         if chosen is not None:  # else what is before are drafts
-            self._settle(slots.tolist(), starts.tolist())
+            self._settle(slots, starts)
         batch, width = token_ids.shape
         lasts = [0] * batch if chosen is None else [place % width for place in chosen.tolist()]
         wanting = [True] * batch if wanted is None else wanted

@@ -207,7 +207,9 @@ class GenericModel(DecodesBySpans):
     def prefill(
         self, token_ids: Sequence[int], spans: Sequence[Span], features: Features | None = None
     ) -> None:
-        self._settle([span.slot for span in spans], [span.start for span in spans])
+        if self._states is not None:
+            for span in spans:
+                self._states.settle(span.slot, span.start)
         for ids, span in _split(token_ids, spans):
             self._run(ids, span, features, logits_to_keep=1)
 
@@ -232,9 +234,9 @@ class GenericModel(DecodesBySpans):
         if self._states is not None:
             self._states.share(slot)
 
-    def _settle(self, slots: Sequence[int], starts: Sequence[int]) -> None:
+    def _settle(self, slots: Tensor, starts: Tensor) -> None:
         if self._states is not None:
-            for slot, start in zip(slots, starts, strict=True):
+            for slot, start in zip(slots.tolist(), starts.tolist(), strict=True):
                 self._states.settle(slot, start)
 
     def _run(
