@@ -40,9 +40,9 @@ RUN if [ -n "$TORCH_INDEX_URL" ]; then \
 # Packages of Debian, which need Perl, are added in front of this.
 FROM python:3.12-slim-bookworm AS lean
 RUN cd /usr/local/lib/python3.12 \
- && rm -r site-packages/* ensurepip idlelib lib2to3 pydoc_data tkinter turtledemo turtle.py config-* \
+ && rm -rf site-packages/* ensurepip idlelib lib2to3 pydoc_data tkinter turtledemo turtle.py config-* \
  && rm -f /usr/local/bin/pip* /usr/local/bin/idle* /usr/local/bin/2to3* /usr/local/bin/pydoc* \
- && rm -r /usr/bin/perl* /usr/share/perl5 /usr/lib/*-linux-gnu/perl-base /usr/lib/*-linux-gnu/gconv
+ && rm -rf /usr/bin/perl* /usr/share/perl5 /usr/lib/*-linux-gnu/perl-base /usr/lib/*-linux-gnu/gconv
 
 FROM scratch AS runtime
 COPY --from=lean / /
