@@ -177,6 +177,7 @@ def _measured(job: Job, kind: CandidateKind, files: Workspace, candidate: Path) 
         traffic=files.held_out,
         num_speculative_tokens=job.info.num_speculative_tokens,
         single_tokens=kind == "corpus_as_texts",
+        ngram_tokens=job.info.ngram_tokens if job.info.draft.method == "ngram" else None,
         threads=job.settings.retraining.threads,
     )
     return evaluate_corpora(order, files.log, job.should_stop)

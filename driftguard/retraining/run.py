@@ -167,8 +167,8 @@ def _nothing_to_make(job: Job) -> str:
         )
     return (
         f"{told}: nothing can be made in its place. draft_model is trained for any server, eagle3, medusa, "
-        "ssd and mirror for the built-in engine alone; a corpus is made for the built-in engine's suffix and "
-        "hybrid, and for an SGLang's ngram"
+        "ssd and mirror for the built-in engine alone; a corpus is made for the built-in engine's ngram, "
+        "suffix and hybrid, and for an SGLang's ngram"
     )
 
 

@@ -15,7 +15,7 @@ from driftguard.store.tables import Stream
 _NEWEST_REQUESTS = 1_000  # per segment: what the draft does now, not what it did months ago
 
 
-LOOKED_UP: Final = ("suffix", "hybrid")  # methods that draft as many tokens as a lookup finds
+LOOKED_UP: Final = ("ngram", "suffix", "hybrid")  # methods that draft as many tokens as a lookup finds
 
 
 class AcceptanceLevel(NamedTuple):

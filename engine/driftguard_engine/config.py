@@ -44,8 +44,8 @@ class EngineConfig:
     drafter: one of DRAFTERS, or the name of an installed one.
     target, draft: local directories or hub names. The drafters "draft_model", "ssd" and "mirror" need a draft
     model, "tli" and "slem" one of any tokenizer, each of HEADS, "medusa" and "streaming" what was trained of
-    its kind for the target, "hybrid" a draft model or one of HEADS, "suffix" may have a corpus. "mtp" without
-    one drafts with the layer in the target's own checkpoint.
+    its kind for the target, "hybrid" a draft model or one of HEADS, "suffix" and "ngram" may have a corpus.
+    "mtp" without one drafts with the layer in the target's own checkpoint.
     corpus: directory of a corpus, beside the draft of "hybrid".
     max_batch: slots, the most requests that run at once. max_length: tokens per slot, prompt and output
     together; the model's own context wins where it is shorter. max_waiting: requests queued for a slot.
@@ -134,7 +134,7 @@ class EngineConfig:
         if self.corpus is not None and self.drafter != "hybrid":
             raise InvalidConfig(
                 f"corpus: given with the drafter {self.drafter!r}, but only 'hybrid' has a corpus beside its "
-                "draft; 'suffix' takes it as draft"
+                "draft; 'suffix' and 'ngram' take it as draft"
             )
         if self.drafter in DRAFTS_AHEAD and self.device != "cpu":
             raise InvalidConfig(

@@ -81,8 +81,8 @@ class ModelOptions:
             "Draft model with the same tokenizer, or with --drafter eagle3, eagle, mtp, peagle, dflash, "
             "dspark, medusa or streaming what was trained of this kind for the target: a directory or a hub "
             "name; with --drafter hybrid any of them but the last two, with tli and slem a draft model with "
-            "any tokenizer. With --drafter suffix a corpus, if there is one. Without it --drafter mtp takes "
-            "the layer in the target's own checkpoint.",
+            "any tokenizer. With --drafter ngram and suffix a corpus, if there is one. Without it --drafter "
+            "mtp takes the layer in the target's own checkpoint.",
             MODELS,
         ),
     ] = None
@@ -95,11 +95,11 @@ class ModelOptions:
             "What drafts: draft_model (a small model), eagle3, eagle, mtp, peagle, dflash or dspark (heads "
             "that read the target's hidden states), medusa (heads that read its last one, as a tree), "
             "streaming (streams of the target, by an adapter of its top layers, as a tree), ngram "
-            "(lookup in the sequence), suffix (lookup there and in a corpus), hybrid (suffix lookup where it "
-            "finds a long match, else the draft), lookahead (n-grams that the target finds further on), ssd "
-            "and mirror (a draft model, in a second process beside the target), tli and slem (a draft model "
-            "with another tokenizer: by tokens that both have, or by text), none, or an installed drafter by "
-            "its name. "
+            "and suffix (what followed the last 2 to 4, or up to 24, tokens before: in the sequence or in a "
+            "corpus), hybrid (suffix lookup where it finds a long match, else the draft), lookahead (n-grams "
+            "that the target finds further on), ssd and mirror (a draft model, in a process beside the "
+            "target), tli and slem (a draft model with another tokenizer: by tokens that both have, or by "
+            "text), none, or an installed drafter by its name. "
             "Default: draft_model where there is a draft, else ngram.",
             MODELS,
         ),
@@ -258,7 +258,8 @@ def engine_config(models: ModelOptions, limits: LimitOptions, server: ServerOpti
     if target is None:
         target = str(BUNDLED / "target")
         own = (DrafterName.EAGLE3, DrafterName.MEDUSA, DrafterName.STREAMING)
-        if drafter is None or drafter in {*DrafterName} - {*HEADS, DrafterName.SUFFIX} | {*own}:
+        without = {*HEADS, DrafterName.NGRAM, DrafterName.SUFFIX} - {*own}
+        if drafter is None or drafter in {*DrafterName} - without:
             draft = draft or str(BUNDLED / (str(drafter) if drafter in own else "draft"))
     if drafter is None:
         drafter = DrafterName.DRAFT_MODEL if draft else DrafterName.NGRAM

@@ -161,12 +161,13 @@ def repeated_traffic(database: Database, models: Models, version: str) -> UUID:
     return incident_id
 
 
+@pytest.mark.parametrize(("drafter", "plain"), [("suffix", "no-corpus"), ("ngram", "ngram-2-4")])
 def test_a_drift_of_lookups_ends_with_a_corpus_in_service(
-    database: Database, models: Models, tmp_path: Path
+    database: Database, models: Models, tmp_path: Path, drafter: str, plain: str
 ) -> None:
-    with real_engine(models, tmp_path / "engine.log", "--drafter", "suffix") as address:
+    with real_engine(models, tmp_path / "engine.log", "--drafter", drafter) as address:
         parent = httpx.get(f"{address}/admin/info").json()["draft"]
-        assert (parent["version"], parent["method"]) == ("no-corpus", "suffix")
+        assert (parent["version"], parent["method"]) == (plain, drafter)
         incident_id = repeated_traffic(database, models, parent["version"])
         before = complete(address)
         settings = make_settings(tmp_path / "data", address)
@@ -177,7 +178,7 @@ def test_a_drift_of_lookups_ends_with_a_corpus_in_service(
         serving = httpx.get(f"{address}/admin/info").json()["draft"]
         again = retrain(database, settings, force=True)
         after = complete(address)
-    assert serving["method"] == "suffix"
+    assert serving["method"] == drafter
     assert Path(serving["directory"]) == tmp_path / "data" / "drafts" / serving["version"]
     assert (again.state, again.reason) == (
         "failed",

@@ -52,12 +52,12 @@ def write(path: Path, lines: Sequence[tuple[str, Sequence[int], Sequence[int]]])
     return path
 
 
-def engine_of(draft: Path | None) -> Engine:
+def engine_of(draft: Path | None, drafter: str = "suffix") -> Engine:
     return Engine(
         EngineConfig(
             target=str(TARGET),
             draft=None if draft is None else str(draft),
-            drafter="suffix",
+            drafter=drafter,
             max_length=256,
             num_speculative_tokens=K,
             threads=1,
@@ -98,19 +98,25 @@ def test_no_draft_token_takes_less_than_no_time_on_a_busy_machine(
 
 
 @pytest.mark.slow
-def test_the_score_is_what_an_engine_counts_that_serves_the_same_answers(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("drafter", "plain", "option"),
+    [("suffix", "no-corpus", ()), ("ngram", "ngram-2-4", ("--ngram-tokens", 2, 4))],
+)
+def test_the_score_is_what_an_engine_counts_that_serves_the_same_answers(
+    tmp_path: Path, drafter: str, plain: str, option: tuple[object, ...]
+) -> None:
     """To the last token, of answers at both temperatures, cut or ended, with a corpus and without one."""
     learned = as_traffic(tmp_path / "train.jsonl", answers(engine_of(None), seed=1, count=40))
     made = printed("corpus", "--target", TARGET, "--train", learned, "--output", tmp_path / "corpus")
     assert made["documents"] == 40
     accepted, greedy = [], []
     for draft in (None, tmp_path / "corpus"):
-        engine = engine_of(draft)
-        version = "no-corpus" if draft is None else made["version"]
-        assert (engine.draft.method, engine.draft.version) == ("suffix", version)
+        engine = engine_of(draft, drafter)
+        version = plain if draft is None else made["version"]
+        assert (engine.draft.method, engine.draft.version) == (drafter, version)
         served = answers(engine, seed=2, count=30)
         scored = printed(
-            *("evaluate-corpora", "--target", TARGET, "--num-speculative-tokens", K),
+            *("evaluate-corpora", "--target", TARGET, "--num-speculative-tokens", K, *option),
             *("--corpus", draft or "none", "--traffic", as_traffic(tmp_path / "heldout.jsonl", served)),
         )
         (found,) = scored["drafts"]
@@ -181,6 +187,10 @@ def test_bad_input_is_refused_in_one_line(tmp_path: Path) -> None:
     done = run("corpus", "--target", tmp_path, "--train", train, "--output", tmp_path / "corpus")
     assert (done.returncode, len(done.stderr.strip().splitlines())) == (2, 1)
     assert "its tokenizer cannot be loaded" in done.stderr
+    scoring = ("evaluate-corpora", "--target", TARGET, "--corpus", "none", "--traffic", train)
+    done = run(*scoring, "--ngram-tokens", 4, 2)
+    assert (done.returncode, len(done.stderr.strip().splitlines())) == (2, 1)
+    assert "--ngram-tokens 4 2: the least is more than the most" in done.stderr
 
 
 def test_a_corpus_that_does_not_fit_is_refused_by_name(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ def candidate_kind(settings: Settings, info: EngineInfo) -> CandidateKind | None
         return "model"
     if info.draft.method == "suffix" and engine.admin_url is not None:
         return "corpus"
+    if info.draft.method == "ngram" and info.ngram_tokens is not None:
+        return "corpus"
     if info.draft.method == "hybrid" and info.draft.corpus is not None:
         return "corpus"
     if info.draft.method == "ngram" and engine.update_engine == "sglang_ngram":

@@ -40,7 +40,8 @@ class EngineDraft(msgspec.Struct, frozen=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True):
-    """What the engine serves now. Unknown members are ignored: later versions may add some."""
+    """What the engine serves now. Unknown members are ignored: later versions may add some. `ngram_tokens`:
+    least and most of a match; not told by an engine whose n-gram lookup takes no corpus."""
 
     server: str
     target: str
@@ -48,6 +49,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     draft: EngineDraft
     num_speculative_tokens: int
     suffix_min_match: int = 1
+    ngram_tokens: tuple[int, int] | None = None
     drafts: list[EngineDraft] = []
 
 

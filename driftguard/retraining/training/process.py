@@ -80,13 +80,15 @@ class CorpusOrder:
 
 @dataclass(frozen=True, slots=True)
 class CorporaEvaluation:
-    """Scoring of `corpora` on the same traffic; None is no corpus. `single_tokens`: see --help."""
+    """Scoring of `corpora` on the same traffic; None is no corpus. `single_tokens`, `ngram_tokens`: see
+    --help."""
 
     target: Path
     corpora: Sequence[Path | None]
     traffic: Path
     num_speculative_tokens: int
     single_tokens: bool
+    ngram_tokens: tuple[int, int] | None
     threads: int
 
 
@@ -193,6 +195,8 @@ def evaluate_corpora(order: CorporaEvaluation, log: Path, should_stop: Callable[
         arguments += ["--corpus", "none" if corpus is None else str(corpus)]
     arguments += ["--num-speculative-tokens", str(order.num_speculative_tokens)]
     arguments += ["--single-tokens"] * order.single_tokens + ["--threads", str(order.threads)]
+    if order.ngram_tokens is not None:
+        arguments += ["--ngram-tokens", *map(str, order.ngram_tokens)]
     return _measured(arguments, log, should_stop)
 
 

@@ -31,7 +31,7 @@ from driftguard_engine.drafters.other_vocabulary import open_slem, open_tli
 from driftguard_engine.drafters.past_outputs import PastOutputs
 from driftguard_engine.drafters.state_file import SavedDraft, saved_draft
 from driftguard_engine.drafters.streaming import StreamingDrafter
-from driftguard_engine.drafters.suffix import SuffixDrafter
+from driftguard_engine.drafters.suffix import Matches, SuffixDrafter
 from driftguard_engine.models import device_memory
 from driftguard_engine.models import directory as directories
 from driftguard_engine.models.base import TokenModel
@@ -55,6 +55,7 @@ logger = logging.getLogger(__name__)
 # Methods whose drafts take the device's memory.
 WITH_WEIGHTS = ("draft_model", *TITLES, "medusa", "streaming", "hybrid", *DRAFTS_AHEAD, *OTHER_VOCABULARY)
 _NAMES = {
+    "ngram": "a corpus",
     "suffix": "a corpus",
     "medusa": "a directory of Medusa heads",
     "streaming": "a streaming adapter",
@@ -65,7 +66,7 @@ _NAMES = {
 def _kind_of(directory: Path, drafter: str) -> str:
     """By what it is drafted with alone; drafter: what the engine was started with. Raises InvalidModel."""
     if is_corpus(directory):
-        return "suffix"
+        return "ngram" if drafter == "ngram" else "suffix"
     if is_medusa(directory):
         return "medusa"
     if is_streaming(directory):
@@ -206,18 +207,22 @@ class DraftLoader:
         """
         if info.directory is None:
             raise ValueError(f"draft {info.version} has no files")
-        if info.method == "suffix":
-            return LoadedDraft(info, SuffixDrafter(self._corpus(info.directory, "draft"), self.past))
+        if info.method in ("suffix", "ngram"):
+            matches = Matches()
+            if info.method == "ngram":
+                matches = Matches.of_ngrams(self.config.ngram_min_tokens, self.config.ngram_max_tokens)
+            corpus = self._corpus(info.directory, "draft")
+            return LoadedDraft(info, SuffixDrafter(corpus, self.past, matches))
         if info.method != "hybrid":
             return LoadedDraft(info, self._model(info.directory))
-        corpus = None if info.corpus is None else self._corpus(info.corpus, "corpus")
+        beside = None if info.corpus is None else self._corpus(info.corpus, "corpus")
         shared = serving is not None and serving.info.directory == info.directory
         if serving is not None and shared and isinstance(serving.drafter, HybridDrafter):
             model, prefixes = serving.drafter.model, serving.prefixes
         else:
             model, prefixes = self._model(info.directory), PrefixCache()
-        drafter = HybridDrafter(SuffixDrafter(corpus, self.past), model, self.config.suffix_min_match)
-        return LoadedDraft(info, drafter, prefixes=prefixes)
+        suffix = SuffixDrafter(beside, self.past, Matches(least=self.config.suffix_min_match))
+        return LoadedDraft(info, HybridDrafter(suffix, model), prefixes=prefixes)
 
     def _corpus(self, name: str, field: str) -> Corpus:
         directory = directories.locate(name, field=field)

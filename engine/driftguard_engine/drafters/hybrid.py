@@ -24,16 +24,16 @@ logger = logging.getLogger(__name__)
 
 
 class HybridDrafter(Drafter):
-    """See `Drafter`. A row whose longest match has least_match tokens or more gets what followed it, as
-    guesses; each other row gets what `model`, a draft model or a head, draws."""
+    """See `Drafter`. A row for which a lookup finds something gets that, as guesses; each other row gets what
+    `model`, a draft model or a head, draws."""
 
     obstacle = "it looks up on the host, for which each step waits"
     drafts_fewer = True
 
-    def __init__(self, suffix: SuffixDrafter, model: Drafter, least_match: int) -> None:
+    def __init__(self, suffix: SuffixDrafter, model: Drafter) -> None:
         self.model = model
         self.context, self.features, self.recurrent = model.context, model.features, model.recurrent
-        self._suffix, self._least_match = suffix, least_match
+        self._suffix = suffix
         self._unread: dict[int, int] = {}  # by slot: from where on a model without features has read nothing
 
     def prefill(self, token_ids: Sequence[int], spans: Sequence[Span], features: Tensor | None, /) -> None:
@@ -47,7 +47,7 @@ class HybridDrafter(Drafter):
 
     def draft(self, rows: RowState, verification: Verification, launcher: Launcher | None) -> None:
         tokens = verification.draft_tokens
-        found = self._suffix.look_up(rows, tokens.shape[1], self._least_match)
+        found = self._suffix.look_up(rows, tokens.shape[1])
         counts, asked = (found >= 0).sum(1), rows.drafted.cpu().clone()
         guessed = counts > 0
         if not self.features:

@@ -8,7 +8,9 @@ token that was drawn.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -22,11 +24,25 @@ from driftguard_engine.kernels.cuda.launcher import Launcher
 from driftguard_engine.kernels.steps import RowState
 from driftguard_engine.speculation import Verification
 
-# As in vLLM's suffix decoding.
-MAX_SPEC_FACTOR = 1.0
-MIN_TOKEN_PROB = 0.1
 # Last tokens of a sequence: what lies before would cost time at every step, and is rarely needed.
 SEARCHED = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class Matches:
+    """Which matches are drafted from, those of `least` to `most` tokens, and how far: spec_factor tokens for
+    each token of the match, and in a corpus while they followed at least this part of its places. By default
+    as in vLLM's suffix decoding."""
+
+    least: int = 1
+    most: int = LONGEST_MATCH
+    spec_factor: float = 1.0
+    least_probability: float = 0.1
+
+    @classmethod
+    def of_ngrams(cls, least: int, most: int) -> Matches:
+        """Short matches, which say nothing of how far to draft: as far as is asked for."""
+        return cls(least, most, math.inf, 0.0)
 
 
 class SuffixDrafter(Drafter):
@@ -34,32 +50,31 @@ class SuffixDrafter(Drafter):
 
     obstacle = "it looks up on the host, for which each step waits"
 
-    def __init__(self, corpus: Corpus | None, past: PastOutputs | None = None) -> None:
-        self._corpus, self._past = corpus, past
+    def __init__(
+        self, corpus: Corpus | None, past: PastOutputs | None = None, matches: Matches | None = None
+    ) -> None:
+        self._corpus, self._past, self._matches = corpus, past, matches or Matches()
 
     def draft(self, rows: RowState, verification: Verification, launcher: Launcher | None) -> None:
         tokens = verification.draft_tokens
         tokens.copy_(self.look_up(rows, tokens.shape[1]))
         steps.feed(launcher, rows, tokens, 0, tokens.shape[1])
 
-    def look_up(self, rows: RowState, drafts: int, least_match: int = 1) -> Tensor:
-        """Drafts of each row [B, K] int64 on the CPU, K = drafts, padded with -1; none of a row whose longest
-        match is shorter than least_match tokens."""
+    def look_up(self, rows: RowState, drafts: int) -> Tensor:
+        """Drafts of each row [B, K] int64 on the CPU, K = drafts, padded with -1; none of a row without a
+        match."""
         found = np.full((len(rows.slots), drafts), -1, np.int64)
         told = (rows.slots, rows.lengths, rows.drafted, rows.seeds, rows.scales)
         places = zip(*(each.tolist() for each in told), strict=True)
         for row, (slot, length, count, seed, scale) in enumerate(places):
             text = rows.state.token_ids[slot, max(length - SEARCHED, 0) : length]
             known_seed = seed if scale else None
-            tokens = self.continuation(packed(text.cpu().numpy()), count, least_match, known_seed)
+            tokens = self.continuation(packed(text.cpu().numpy()), count, known_seed)
             found[row, : len(tokens)] = tokens
         return torch.from_numpy(found)
 
-    def continuation(
-        self, text: bytes, count: int, least_match: int = 1, seed: int | None = None
-    ) -> list[int]:
-        """Up to count tokens behind a sequence, `packed`; at most MAX_SPEC_FACTOR times the match's length,
-        and none where that is below least_match. seed: of its request, None: it is greedy.
+    def continuation(self, text: bytes, count: int, seed: int | None = None) -> list[int]:
+        """Up to count tokens behind a sequence, `packed`. seed: of its request, None: it is greedy.
 
         The longest match decides: of equal ones that in the sequence itself, then the newest past outputs,
         then the corpus. In the sequence, one so close to the end that fewer tokens follow it goes on in its
@@ -67,17 +82,19 @@ class SuffixDrafter(Drafter):
         """
         if not count:
             return []
+        matches = self._matches
         text = text[-SEARCHED * TOKEN_BYTES :]
-        length, end = _longest_match(text)
+        suffix = text[-matches.most * TOKEN_BYTES :]
+        length, end = _longest_match(text, matches.most)
         source: Corpus | None = None
         for corpus in self._corpora(seed):
-            if (longer := corpus.longest_match(text, length)) is not None:
+            if (longer := corpus.longest_match(suffix, length)) is not None:
                 source, match, length = corpus, longer, longer.length
-        if length < least_match:
+        if length < matches.least:
             return []
-        most = min(count, int(MAX_SPEC_FACTOR * length))
+        most = int(min(count, matches.spec_factor * length))
         if source is not None:
-            return source.continuation(match, text, most, MIN_TOKEN_PROB)
+            return source.continuation(match, suffix, most, matches.least_probability)
         followers = unpacked(text[end * TOKEN_BYTES :][: most * TOKEN_BYTES])
         return [followers[place % len(followers)] for place in range(most)]
 
@@ -88,10 +105,10 @@ class SuffixDrafter(Drafter):
             yield self._corpus
 
 
-def _longest_match(text: bytes) -> tuple[int, int]:
-    """(tokens, up to LONGEST_MATCH, of the end that occurred before; where the last such place ends).
+def _longest_match(text: bytes, most: int) -> tuple[int, int]:
+    """(tokens, up to most, of the end that occurred before; where the last such place ends).
     (0, 0): not even the last token did."""
-    fits, end, too_long = 0, 0, min(len(text) // TOKEN_BYTES - 1, LONGEST_MATCH) + 1
+    fits, end, too_long = 0, 0, min(len(text) // TOKEN_BYTES - 1, most) + 1
     while too_long - fits > 1:  # where n tokens occur, fewer do
         length = (fits + too_long) // 2
         place = _last_place(text, length)

@@ -77,6 +77,7 @@ def _info(service: Service) -> dict[str, Any]:
         "speculation": engine.speculation,
         "num_speculative_tokens": engine.config.num_speculative_tokens,
         "suffix_min_match": engine.config.suffix_min_match,
+        "ngram_tokens": [engine.config.ngram_min_tokens, engine.config.ngram_max_tokens],
         "drafting": asdict(engine.drafting.decision),
         "running": engine.running,
         "waiting": engine.waiting,

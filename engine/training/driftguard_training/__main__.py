@@ -104,8 +104,18 @@ def _evaluate_corpora(parsed: argparse.Namespace) -> None:
     from driftguard_training.lookup import evaluate_corpora
 
     corpora = tuple(None if name == NO_CORPUS else Path(name) for name in parsed.corpus)
+    ngram_tokens = None
+    if parsed.ngram_tokens is not None:
+        ngram_tokens = least, most = tuple(parsed.ngram_tokens)
+        if least > most:
+            raise TrainingRefused(f"--ngram-tokens {least} {most}: the least is more than the most")
     settings = EvaluateCorporaSettings(
-        parsed.target, corpora, parsed.traffic, parsed.num_speculative_tokens, parsed.single_tokens
+        parsed.target,
+        corpora,
+        parsed.traffic,
+        parsed.num_speculative_tokens,
+        parsed.single_tokens,
+        ngram_tokens,
     )
     _print_json(evaluate_corpora(settings))
 
@@ -234,6 +244,13 @@ def _add_evaluate_corpora(parser: argparse.ArgumentParser) -> None:
         "--single-tokens",
         action="store_true",
         help="score no steps, and do not load and time the target: for a server that drafts in another way",
+    )
+    parser.add_argument(
+        "--ngram-tokens",
+        type=_whole(1),
+        nargs=2,
+        metavar=("LEAST", "MOST"),
+        help="tokens of a match of n-gram lookup; without it suffix lookup is scored",
     )
 
 

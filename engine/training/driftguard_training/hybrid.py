@@ -16,7 +16,7 @@ from operator import eq
 
 import torch
 from driftguard_engine.drafters.corpus import packed
-from driftguard_engine.drafters.suffix import SuffixDrafter
+from driftguard_engine.drafters.suffix import Matches, SuffixDrafter
 
 from driftguard_training.drafts.base import Draft
 from driftguard_training.drafts.kinds import load_draft
@@ -56,7 +56,8 @@ def evaluate_hybrid(settings: EvaluateHybridSettings) -> dict[str, object]:
         for one in read_traffic(settings.traffic, target.vocabulary, context)
     ]
     vocabulary, model_seconds, ends = target.tokenizer.get_vocab(), model.seconds_per_token(), ends_of(target)
-    drafters = [corpus_drafter(directory, vocabulary) for directory in settings.corpora]
+    matches = Matches(least=settings.least_match)
+    drafters = [corpus_drafter(directory, vocabulary, matches) for directory in settings.corpora]
     scores: list[list[Score]] = [[] for _ in drafters]
     places, drawn, lookups = 0, [0] * len(drafters), [0.0] * len(drafters)
     for start in range(0, len(served), _BATCH_REQUESTS):
@@ -65,7 +66,7 @@ def evaluate_hybrid(settings: EvaluateHybridSettings) -> dict[str, object]:
             places += len(request.output_token_ids)
             for number, drafter in enumerate(drafters):
                 began = time.perf_counter()
-                guesses = _guesses(drafter, request, k, settings.least_match)
+                guesses = _guesses(drafter, request, k)
                 lookups[number] += time.perf_counter() - began
                 drawn[number] += guesses.count(None)
                 scores[number].append(_score(answer, guesses, ends))
@@ -92,12 +93,12 @@ def _answers(target: LoadedModel, model: Draft, batch: Sequence[ServedRequest]) 
     return answers
 
 
-def _guesses(drafter: SuffixDrafter, request: ServedRequest, k: int, least: int) -> list[Guess | None]:
+def _guesses(drafter: SuffixDrafter, request: ServedRequest, k: int) -> list[Guess | None]:
     """At each token of the answer. None: the model drafts."""
     sequence, text = request.token_ids, packed(request.token_ids)
     found: list[Guess | None] = []
     for at in range(len(request.prompt_token_ids), len(sequence)):
-        tokens = drafter.continuation(until(text, at), k, least)
+        tokens = drafter.continuation(until(text, at), k)
         right = len(list(takewhile(bool, map(eq, tokens, sequence[at:]))))
         found.append(Guess(len(tokens), right) if tokens else None)
     return found

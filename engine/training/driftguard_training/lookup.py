@@ -29,7 +29,7 @@ from driftguard_engine.drafters.corpus import (
     read_documents,
     vocabulary_hash,
 )
-from driftguard_engine.drafters.suffix import SEARCHED, SuffixDrafter
+from driftguard_engine.drafters.suffix import SEARCHED, Matches, SuffixDrafter
 from driftguard_engine.models.loading import eos_token_ids
 from safetensors.numpy import save_file
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
@@ -108,9 +108,11 @@ def evaluate_corpora(settings: EvaluateCorporaSettings) -> dict[str, object]:
     k = settings.num_speculative_tokens
     seconds = None if settings.single_tokens else _step_seconds(settings.target, k)
     most = 0 if settings.single_tokens else k
+    ngrams = settings.ngram_tokens
+    matches = Matches() if ngrams is None else Matches.of_ngrams(*ngrams)
     drafts = []
     for directory in settings.corpora:
-        drafter = corpus_drafter(directory, vocabulary)
+        drafter = corpus_drafter(directory, vocabulary, matches)
         scores = [
             Score(_kept(drafter, request), *_walk(drafter, request, most, ends)) for request in requests
         ]
@@ -221,11 +223,13 @@ def _lookup_seconds(drafter: SuffixDrafter, requests: Sequence[TrafficRequest], 
     return statistics.median(seconds)
 
 
-def corpus_drafter(directory: Path | None, vocabulary: Mapping[str, int]) -> SuffixDrafter:
+def corpus_drafter(directory: Path | None, vocabulary: Mapping[str, int], matches: Matches) -> SuffixDrafter:
+    """None is no corpus. Raises BadModelDirectory."""
     if directory is None:
-        return SuffixDrafter(None)
+        return SuffixDrafter(None, matches=matches)
     try:
-        return SuffixDrafter(Corpus(read_documents(directory, vocabulary, field="corpus")))
+        documents = read_documents(directory, vocabulary, field="corpus")
+        return SuffixDrafter(Corpus(documents), matches=matches)
     except InvalidModel as error:
         raise BadModelDirectory(error.detail) from None
 

@@ -65,13 +65,15 @@ class CorpusSettings:
 @dataclass(frozen=True, slots=True)
 class EvaluateCorporaSettings:
     """As EvaluateSettings. `corpora`: None is no corpus. `single_tokens`: of a server that looks up in
-    another way, whose steps take as long whatever was found."""
+    another way, whose steps take as long whatever was found. `ngram_tokens`: least and most tokens of a match
+    of n-gram lookup; None: suffix lookup."""
 
     target: Path
     corpora: tuple[Path | None, ...]
     traffic: Path
     num_speculative_tokens: int = 4
     single_tokens: bool = False
+    ngram_tokens: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,7 @@ CASES: dict[str, dict[str, Any]] = {
     "medusa": {"draft": "medusa"},
     "streaming": {"draft": "streaming"},
     "ngram": {},
+    "ngram_in_corpus": {"drafter": "ngram", "draft": "corpus"},
     "suffix": {"draft": "corpus"},
     "hybrid": {"draft": "draft", "corpus": "corpus"},
     **{
@@ -67,7 +68,7 @@ CASES: dict[str, dict[str, Any]] = {
     "drawn_tree": {},
 }
 CHAINS = tuple(name for name in CASES if name not in TREES)
-GUESSED = ("ngram", "suffix", "slem")  # chains, and certain of each token
+GUESSED = ("ngram", "ngram_in_corpus", "suffix", "slem")  # chains, and certain of each token
 
 
 def save_letters(root: Path) -> Path:

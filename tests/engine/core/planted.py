@@ -113,7 +113,7 @@ def hybrid_that_drafts_all_rows(guesses_of: Callable[[Tensor, Tensor], Tensor], 
     ) -> None:
         tokens = verification.draft_tokens
         self.model.draft(rows, verification, launcher)
-        found = self._suffix.look_up(rows, tokens.shape[1], self._least_match)
+        found = self._suffix.look_up(rows, tokens.shape[1])
         chosen = ((found >= 0).sum(1) == rows.drafted) & guesses_of(found, tokens) & (rows.drafted > 0)
         index = chosen.nonzero()[:, 0].tolist()
         if certain:

@@ -124,32 +124,28 @@ def test_an_ngram_engine_takes_a_draft_model_and_goes_back(
     assert serve(engine, request())["r"].draft == ngram
 
 
+@pytest.mark.parametrize(("drafter", "version"), [("suffix", "no-corpus"), ("ngram", "ngram-2-4")])
 def test_a_corpus_is_replaced_under_traffic_and_serves_after_a_restart(
-    new_engine: Callable[..., Engine], models: Path, tmp_path: Path
+    new_engine: Callable[..., Engine], models: Path, tmp_path: Path, drafter: str, version: str
 ) -> None:
     answer = tokens(new_engine(), request("r", max_tokens=40))["r"]
     corpus = save_corpus(tmp_path / "corpus", str(models / "llama"), [answer])
-    engine = new_engine(drafter="suffix", draft=None, state_dir=tmp_path / "state")
+    engine = new_engine(drafter=drafter, draft=None, state_dir=tmp_path / "state")
     first = engine.draft
-    assert (first.name, first.version, first.method, first.directory) == (
-        "suffix",
-        "no-corpus",
-        "suffix",
-        None,
-    )
+    assert (first.name, first.version, first.method, first.directory) == (drafter, version, drafter, None)
     engine.submit(request("old", max_tokens=40))
     outputs = engine.step()
     info = engine.load_draft(corpus)
-    assert (info.name, info.method, info.directory) == ("corpus", "suffix", corpus)
+    assert (info.name, info.method, info.directory) == ("corpus", drafter, corpus)
     engine.swap_draft(info.version)
     engine.submit(request("new", max_tokens=40))
     done = finished(outputs + drain(engine))
     assert (done["old"].draft, done["new"].draft) == (first, info)
     assert done["old"].output_token_ids == done["new"].output_token_ids == answer
     assert done["new"].counts.accepted > 25 > done["old"].counts.accepted
-    restarted = new_engine(drafter="suffix", draft=None, state_dir=tmp_path / "state")
+    restarted = new_engine(drafter=drafter, draft=None, state_dir=tmp_path / "state")
     assert restarted.draft == info
-    restarted.swap_draft("no-corpus")
+    restarted.swap_draft(version)
     assert serve(restarted, request())["r"].draft == first
 
 
@@ -251,10 +247,10 @@ def test_the_drafter_and_its_draft_are_of_one_kind(
     corpus = save_corpus(tmp_path / "corpus", str(models / "llama"), [(1, 2)])
     with pytest.raises(InvalidModel, match="is a corpus, for --drafter suffix; --drafter draft_model"):
         new_engine(draft=corpus)
-    with pytest.raises(
-        InvalidModel, match="is a draft model, for --drafter draft_model; --drafter suffix takes a corpus"
-    ):
-        new_engine(drafter="suffix")
+    for drafter in ("suffix", "ngram"):
+        told = f"is a draft model, for --drafter draft_model; --drafter {drafter} takes a corpus"
+        with pytest.raises(InvalidModel, match=told):
+            new_engine(drafter=drafter)
     with pytest.raises(InvalidModel, match="is a corpus; --drafter hybrid takes a draft model or a head"):
         new_engine(drafter="hybrid", draft=corpus)
     with pytest.raises(InvalidModel, match=r"corpus: the corpus in .* cannot be read"):

@@ -7,14 +7,19 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
+import torch
 from driftguard_engine.drafters.corpus import LONGEST_MATCH, Corpus, packed
-from driftguard_engine.drafters.suffix import MIN_TOKEN_PROB, SuffixDrafter, _longest_match
+from driftguard_engine.drafters.suffix import Matches, SuffixDrafter, _longest_match
+from driftguard_engine.kernels import ngram
 
 Documents = Sequence[Sequence[int]]
+SUFFIX, NGRAMS = Matches(), Matches.of_ngrams(2, 4)
 
 
-def drafted(documents: Documents | None, sequence: list[int], count: int = 8) -> list[int]:
-    drafter = SuffixDrafter(None if documents is None else Corpus(documents))
+def drafted(
+    documents: Documents | None, sequence: list[int], count: int = 8, matches: Matches = SUFFIX
+) -> list[int]:
+    drafter = SuffixDrafter(None if documents is None else Corpus(documents), matches=matches)
     return drafter.continuation(packed(sequence), count)
 
 
@@ -58,7 +63,7 @@ def test_each_draft_is_what_most_often_followed_the_longest_match(seed: int) -> 
             continue
         assert match.end - match.first == len(places_of(sequence[-length:], documents))
         context = list(sequence[-length:])
-        for token in corpus.continuation(match, packed(sequence[-LONGEST_MATCH:]), 6, MIN_TOKEN_PROB):
+        for token in corpus.continuation(match, packed(sequence[-LONGEST_MATCH:]), 6, 0.1):
             assert is_most_frequent(token, context, documents)
             context.append(token)
 
@@ -69,7 +74,7 @@ def test_the_sequence_itself_is_searched_wherever_a_token_begins(seed: int) -> N
     tokens = draw.choice([[0, 1, 2], [0x01010101, 0x01010102, 0x01000000]])
     sequence = draw.choices(tokens, k=60)
     for end in range(1, 61):
-        length, at = _longest_match(packed(sequence[:end]))
+        length, at = _longest_match(packed(sequence[:end]), LONGEST_MATCH)
         assert length == longest(sequence[:end], [sequence[: end - 1]])
         assert length == 0 or sequence[at - length : at] == sequence[end - length : end]
 
@@ -105,3 +110,32 @@ def test_an_empty_corpus_and_a_lonely_token_draft_nothing() -> None:
 def test_behind_the_longest_match_the_draft_goes_on() -> None:
     document = list(range(100))
     assert drafted([document], document[:50], 30) == document[50 : 50 + LONGEST_MATCH]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_ngrams_without_a_corpus_are_looked_up_as_by_the_kernel(seed: int) -> None:
+    draw = random.Random(seed)
+    least, most = sorted(draw.choices(range(1, 6), k=2))
+    for _ in range(30):
+        sequence = draw.choices(range(4), k=draw.randrange(1, 50))
+        one = torch.tensor([0]), torch.tensor([len(sequence)])
+        known = ngram.reference(torch.tensor([sequence]), *one, least, most, 6)[0]
+        found = drafted(None, sequence, 6, Matches.of_ngrams(least, most))
+        assert found == known[known >= 0].tolist()
+
+
+def test_an_ngram_of_a_corpus_is_followed_as_far_as_a_document_goes() -> None:
+    """Also behind a short match, and where each token followed rarely; of equally long matches the sequence's
+    own counts."""
+    assert drafted([[1, 2, 3, 4, 5, 6, 7]], [9, 1, 2], matches=NGRAMS) == [3, 4, 5, 6, 7]
+    assert drafted([[1, 2, 3, 4, 5, 6, 7]], [9, 1, 2], 3, NGRAMS) == [3, 4, 5]
+    assert drafted([[1, 2, after] for after in range(100, 120)], [1, 2], 1, NGRAMS) == [100]
+    assert drafted([[1, 2, 9]], [1, 2, 3, 1, 2], 2, NGRAMS) == [3, 1]
+
+
+def test_ngrams_are_no_shorter_and_no_longer_than_told() -> None:
+    assert drafted([[2, 3]], [1, 2], matches=NGRAMS) == []
+    assert drafted([[2, 3]], [1, 2, 7, 2], matches=NGRAMS) == []
+    five = [[1, 2, 3, 4, 5, 8], [2, 3, 4, 5, 9], [2, 3, 4, 5, 9]]
+    assert drafted(five, [1, 2, 3, 4, 5], matches=SUFFIX) == [8]
+    assert drafted(five, [1, 2, 3, 4, 5], matches=NGRAMS) == [9]

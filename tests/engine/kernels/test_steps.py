@@ -14,7 +14,7 @@ from driftguard_engine.drafters.heads import BlockDrafter, ChainDrafter
 from driftguard_engine.drafters.hybrid import HybridDrafter
 from driftguard_engine.drafters.ngram import NgramDrafter
 from driftguard_engine.drafters.other_vocabulary import SlemDrafter, TliDrafter
-from driftguard_engine.drafters.suffix import SuffixDrafter
+from driftguard_engine.drafters.suffix import Matches, SuffixDrafter
 from driftguard_engine.kernels.cuda.launcher import Launcher
 from driftguard_engine.models.base import TokenModel
 from driftguard_engine.models.chain_heads import Eagle3Model, FusedModel
@@ -62,6 +62,7 @@ def sequences(drafter: str, launcher: Launcher | None, path: str) -> list[list[i
     head = Eagle3Model(random_head(module, VOCABULARY, (0, 1)), every, *ends, VOCABULARY, 4, LENGTH)
     fused = FusedModel(random("mtp", module, VOCABULARY), *ends, 4, LENGTH)
     block = BlockModel(random("dspark", module, VOCABULARY), every, embedding, VOCABULARY, 4, LENGTH)
+    long_matches = SuffixDrafter(Corpus(KNOWN), matches=Matches(least=2))
     drafters: dict[str, Drafter] = {
         "draft_model": DraftModelDrafter(draft),
         "eagle3": ChainDrafter(head),
@@ -70,8 +71,8 @@ def sequences(drafter: str, launcher: Launcher | None, path: str) -> list[list[i
         "ngram": NgramDrafter(1, 3),
         "tli": TliDrafter(draft, VOCABULARY, LETTERS, LETTERS),
         "slem": SlemDrafter(draft, LETTERS, LETTERS),
-        "hybrid": HybridDrafter(SuffixDrafter(Corpus(KNOWN)), DraftModelDrafter(draft), 2),
-        "hybrid_with_head": HybridDrafter(SuffixDrafter(Corpus(KNOWN)), ChainDrafter(head), 2),
+        "hybrid": HybridDrafter(long_matches, DraftModelDrafter(draft)),
+        "hybrid_with_head": HybridDrafter(long_matches, ChainDrafter(head)),
     }
     table = SlotTable(3, LENGTH, {0}, CPU)
     step = Step(target, table, drafters[drafter], SHAPE, launcher)

@@ -32,6 +32,7 @@ def test_info_says_what_serves(client: httpx.Client) -> None:
         "speculation": True,
         "num_speculative_tokens": 4,
         "suffix_min_match": 3,
+        "ngram_tokens": [2, 4],
         "drafting": {
             "adaptive": False,
             "rows": 0,

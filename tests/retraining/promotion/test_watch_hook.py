@@ -115,8 +115,9 @@ def test_a_better_draft_resolves_the_incident_with_its_numbers(drifted: Drifted,
     assert the_run(drifted, promoted).state == "watching"
 
 
-def test_a_suffix_lookup_is_compared_by_all_tokens_that_its_k_allows(
-    drifted: Drifted, engine: EngineStub, tmp_path: Path
+@pytest.mark.parametrize("method", ["suffix", "ngram"])
+def test_a_lookup_is_compared_by_all_tokens_that_its_k_allows(
+    drifted: Drifted, engine: EngineStub, tmp_path: Path, method: str
 ) -> None:
     """Without a corpus few tokens were drafted and most of them kept; with one four times as many are kept,
     and far more drafted."""
@@ -125,7 +126,7 @@ def test_a_suffix_lookup_is_compared_by_all_tokens_that_its_k_allows(
         made = []
         for number in range(80):
             row = msgspec.structs.replace(
-                record(version, NEW, 0.5, datetime.now(UTC)), method="suffix", num_speculative_tokens=4
+                record(version, NEW, 0.5, datetime.now(UTC)), method=method, num_speculative_tokens=4
             )
             kept = max(accepted + number % 3 - 1, 0)
             made.append(
@@ -142,7 +143,7 @@ def test_a_suffix_lookup_is_compared_by_all_tokens_that_its_k_allows(
     store(drifted.database, requests("no-corpus", 4, 4))
     run = trained(drifted.database, drifted.incident_id, "no-corpus", CANDIDATE, str(tmp_path), "promoting")
     with drifted.database.session() as session:
-        draft = EngineDraft("corpus", CANDIDATE, "suffix", str(tmp_path))
+        draft = EngineDraft("corpus", CANDIDATE, method, str(tmp_path))
         finish_promotion(session, run, draft, now, tolerance=0.02, minimum_drop=0.05)
     store(drifted.database, requests(CANDIDATE, 40, 18))
     pipeline = Pipeline(drifted.database, DetectorConfig(), Metrics(), after_fold=[watch_promoted])
