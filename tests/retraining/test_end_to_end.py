@@ -162,7 +162,7 @@ def repeated_traffic(database: Database, models: Models, version: str) -> UUID:
 
 
 @pytest.mark.parametrize(("drafter", "plain"), [("suffix", "no-corpus"), ("ngram", "ngram-2-4")])
-def test_a_drift_of_lookups_ends_with_a_corpus_in_service(
+def test_a_drift_of_lookups_ends_with_a_corpus_in_service_and_is_rolled_back(
     database: Database, models: Models, tmp_path: Path, drafter: str, plain: str
 ) -> None:
     with real_engine(models, tmp_path / "engine.log", "--drafter", drafter) as address:
@@ -178,6 +178,8 @@ def test_a_drift_of_lookups_ends_with_a_corpus_in_service(
         serving = httpx.get(f"{address}/admin/info").json()["draft"]
         again = retrain(database, settings, force=True)
         after = complete(address)
+        roll_back(database, settings, server="engine-1", draft_version=serving["version"], reason="slower")
+        assert httpx.get(f"{address}/admin/info").json()["draft"] == parent
     assert serving["method"] == drafter
     assert Path(serving["directory"]) == tmp_path / "data" / "drafts" / serving["version"]
     assert (again.state, again.reason) == (
