@@ -54,6 +54,7 @@ def test_drafts_are_verified_token_by_token_unless_blocks_are_asked_for() -> Non
         (DrafterName.EAGLE3, "eagle3"),
         (DrafterName.MEDUSA, "medusa"),
         (DrafterName.STREAMING, "streaming"),
+        (DrafterName.NGRAM, None),
         (DrafterName.SUFFIX, None),
         (DrafterName.HYBRID, "draft"),
     ],
