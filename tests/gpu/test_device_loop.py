@@ -44,7 +44,8 @@ def new_engine(tmp_path_factory: pytest.TempPathFactory) -> NewEngine:
     save_random_head(root / "kernels" / "head", load_target(root / "kernels" / "target"), range(257), (0, 1))
 
     def make(by: str = "kernels", **changes: Any) -> Engine:
-        settings: dict[str, Any] = {"max_batch": 4, "prefill_chunk_tokens": 8, "draft": "draft"} | changes
+        usual = None if changes.get("drafter") == "ngram" else "draft"
+        settings: dict[str, Any] = {"max_batch": 4, "prefill_chunk_tokens": 8, "draft": usual} | changes
         draft = settings.pop("draft")
         if draft is not None:
             draft = str(root / by / draft)

@@ -46,6 +46,8 @@ def new_engine(models: Path, head_of: Callable[[str], str]) -> Callable[..., Eng
 
     def make(kind: str = "llama", *, ahead: bool = False, **changes: Any) -> Engine:
         target, draft = str(models / kind), str(models / f"{kind}_draft")
+        if changes.get("drafter") == "ngram":
+            changes = {"draft": None} | changes
         if changes.get("drafter") == "eagle3" and "draft" not in changes:
             draft = head_of(kind)
         settings: dict[str, Any] = {
