@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
-import subprocess
-import sys
 from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import pytest
 from driftguard_engine.config import EngineConfig
@@ -17,6 +17,7 @@ from driftguard_engine.drafters.corpus import TEXTS_FILE, read_documents
 from driftguard_engine.engine import Engine
 from driftguard_engine.options import BUNDLED
 from driftguard_training import lookup
+from driftguard_training.__main__ import main
 from driftguard_training.settings import EvaluateCorporaSettings
 from safetensors.numpy import load_file
 from transformers import AutoTokenizer
@@ -31,9 +32,16 @@ def tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(TARGET)
 
 
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "driftguard_training", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+class Done(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run(*arguments: object) -> Done:
+    with redirect_stdout(io.StringIO()) as stdout, redirect_stderr(io.StringIO()) as stderr:
+        code = main([*map(str, arguments)])
+    return Done(code, stdout.getvalue(), stderr.getvalue())
 
 
 def printed(*arguments: object) -> dict[str, Any]:
