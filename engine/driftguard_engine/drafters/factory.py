@@ -211,17 +211,16 @@ class DraftLoader:
             matches = Matches()
             if info.method == "ngram":
                 matches = Matches.of_ngrams(self.config.ngram_min_tokens, self.config.ngram_max_tokens)
-            corpus = self._corpus(info.directory, "draft")
-            return LoadedDraft(info, SuffixDrafter(corpus, self.past, matches))
+            return LoadedDraft(info, SuffixDrafter(self._corpus(info.directory, "draft"), self.past, matches))
         if info.method != "hybrid":
             return LoadedDraft(info, self._model(info.directory))
-        beside = None if info.corpus is None else self._corpus(info.corpus, "corpus")
+        corpus = None if info.corpus is None else self._corpus(info.corpus, "corpus")
         shared = serving is not None and serving.info.directory == info.directory
         if serving is not None and shared and isinstance(serving.drafter, HybridDrafter):
             model, prefixes = serving.drafter.model, serving.prefixes
         else:
             model, prefixes = self._model(info.directory), PrefixCache()
-        suffix = SuffixDrafter(beside, self.past, Matches(least=self.config.suffix_min_match))
+        suffix = SuffixDrafter(corpus, self.past, Matches(least=self.config.suffix_min_match))
         return LoadedDraft(info, HybridDrafter(suffix, model), prefixes=prefixes)
 
     def _corpus(self, name: str, field: str) -> Corpus:
