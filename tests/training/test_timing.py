@@ -1,0 +1,59 @@
+"""Which of several times counts, by a clock that the test moves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from driftguard_training import timing
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    given = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(given)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.calls = 0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(timing, "time", made)
+    return made
+
+
+@pytest.mark.parametrize("quickest", [1, 2])
+@pytest.mark.usefixtures("two_threads")
+def test_a_pass_is_timed_on_as_many_threads_as_are_quickest(clock: Clock, quickest: int) -> None:
+    """A small model of which five tokens took twice as long on two threads as on one was said to gain nothing
+    from a corpus with which its engine was half as fast again."""
+
+    def call() -> None:
+        clock.now += 7.0 if torch.get_num_threads() == quickest else 18.0
+
+    assert timing.median_seconds(call, 1_000) == 7.0
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize("most", [1, 2, 7, 1_000])
+@pytest.mark.usefixtures("two_threads")
+def test_no_more_calls_than_there_is_room_for(clock: Clock, most: int) -> None:
+    """Each one after the first few counts, and none of them by itself."""
+
+    def call() -> None:
+        clock.calls += 1
+        clock.now += 50.0 if clock.calls in (1, 11) else 3.0
+
+    assert timing.median_seconds(call, most) == (50.0 if most == 1 else 3.0)
+    assert 1 <= clock.calls <= most
