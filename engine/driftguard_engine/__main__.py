@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,6 +19,7 @@ from driftguard_engine.options import (
     one_parameter_per_option,
 )
 
+THREADS_VARIABLE = "OMP_NUM_THREADS"  # torch's own
 SPOOL_HOME = Path("~/.local/share/driftguard/spool")
 FAILED, BAD_USAGE = 1, 2
 LONGEST_NAME = 256
@@ -59,12 +61,18 @@ def main(models: ModelOptions, limits: LimitOptions, server: ServerOptions, side
     except CannotListen as error:
         _refuse(secrets.masked(str(error)), FAILED)
 
+    import torch
+
     from driftguard_engine.core import EngineError
     from driftguard_engine.engine import Engine
     from driftguard_engine.server.app import ServeOptions, serve
     from driftguard_engine.telemetry.spool import SpoolError
     from driftguard_engine.telemetry.telemetry import Telemetry
 
+    if config.threads is None and THREADS_VARIABLE not in os.environ:
+        # Threads that spin until the last of them is done wait for long where it has no core to run on.
+        cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+        config = replace(config, threads=max(min(torch.get_num_threads(), cores - 1), 1))
     try:
         engine = Engine(config)
         telemetry = Telemetry(

@@ -148,7 +148,14 @@ class ModelOptions:
         _option("Number format of both models. Default: bfloat16 on CUDA, float32 on the CPU.", MODELS),
     ] = None
     device: Annotated[DeviceName, _option("Where both models run.", MODELS)] = DeviceName.CPU
-    threads: Annotated[int | None, _option("CPU threads of torch; without it torch chooses.", MODELS)] = None
+    threads: Annotated[
+        int | None,
+        _option(
+            "CPU threads of torch. Default: OMP_NUM_THREADS, else one for each core but one, which what "
+            "serves the requests needs.",
+            MODELS,
+        ),
+    ] = None
     speculation: Annotated[
         bool, _option("Use speculative decoding. POST /admin/speculation changes it later.", MODELS)
     ] = True

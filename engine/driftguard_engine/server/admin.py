@@ -6,6 +6,7 @@ import hmac
 from dataclasses import asdict
 from typing import Annotated, Any
 
+import torch
 from fastapi import APIRouter
 from pydantic import Field
 
@@ -77,6 +78,7 @@ def _info(service: Service) -> dict[str, Any]:
         "speculation": engine.speculation,
         "num_speculative_tokens": engine.config.num_speculative_tokens,
         "suffix_min_match": engine.config.suffix_min_match,
+        "threads": torch.get_num_threads(),
         "ngram_tokens": [engine.config.ngram_min_tokens, engine.config.ngram_max_tokens],
         "drafting": asdict(engine.drafting.decision),
         "running": engine.running,

@@ -7,6 +7,7 @@ from http import HTTPStatus
 
 import httpx
 import pytest
+import torch
 from driftguard_engine.core import DraftInfo, InvalidModel, UnknownDraft
 from driftguard_engine.server.app import ServeOptions
 from driftguard_engine.server.auth import InvalidKeyHash, KeyMissing, choose_key_hash, hash_of
@@ -32,6 +33,7 @@ def test_info_says_what_serves(client: httpx.Client) -> None:
         "speculation": True,
         "num_speculative_tokens": 4,
         "suffix_min_match": 3,
+        "threads": torch.get_num_threads(),
         "ngram_tokens": [2, 4],
         "drafting": {
             "adaptive": False,

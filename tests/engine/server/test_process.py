@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -30,6 +31,29 @@ def refused(models: Path, *options: str, **variables: str) -> tuple[int, str]:
     )
     assert done.stdout == ""
     return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_its_threads_leave_a_core_to_what_serves_the_requests(models: Path, told: bool) -> None:
+    """On two cores threads that wait for each other made the engine take 1.7 times as long."""
+    cores = len(os.sched_getaffinity(0))
+    asked = environment(OMP_NUM_THREADS=str(cores))
+    if not told:
+        del asked["OMP_NUM_THREADS"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "driftguard_engine", "--target", str(models / "target"), "--port", "0"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=asked,
+    )
+    try:
+        assert process.stdout is not None
+        url = process.stdout.readline().split(" on ")[1].split()[0]
+        threads = httpx.get(f"{url}/admin/info").json()["threads"]
+    finally:
+        process.kill()
+        process.communicate()
+    assert threads == cores if told else 1 <= threads <= max(cores - 1, 1)
 
 
 def test_one_line_says_where_it_serves_what(models: Path) -> None:
