@@ -250,7 +250,7 @@ def test_the_drafter_and_its_draft_are_of_one_kind(
     for drafter in ("suffix", "ngram"):
         told = f"is a draft model, for --drafter draft_model; --drafter {drafter} takes a corpus"
         with pytest.raises(InvalidModel, match=told):
-            new_engine(drafter=drafter)
+            new_engine(drafter=drafter, draft=str(models / "llama_draft"))
     with pytest.raises(InvalidModel, match="is a corpus; --drafter hybrid takes a draft model or a head"):
         new_engine(drafter="hybrid", draft=corpus)
     with pytest.raises(InvalidModel, match=r"corpus: the corpus in .* cannot be read"):
