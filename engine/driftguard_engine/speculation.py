@@ -211,8 +211,8 @@ class ReferenceVerification:
         else:
             sampling = self._sampling.rows(index)
             distributions = reference.draft_distributions(logits[:, np.newaxis], sampling)
-            words = self._noise.draft[:, index, step]
-            tokens = reference.draw_drafts(logits, distributions, sampling, words)
+            noise = self._noise.draft(step, index)
+            tokens = reference.draw_drafts(logits, distributions, sampling, noise)
             self._distributions.put(index, slice(step, step + 1), distributions)
         self.draft_tokens.numpy()[index, step] = np.where(usable, tokens, -1)
         self._drawn = True

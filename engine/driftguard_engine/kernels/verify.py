@@ -28,8 +28,8 @@ MOST_TOKENS = 2048 * TILE  # of a vocabulary: a draw looks at so many tiles
 # As in csrc: threads of a block.
 _CUT_THREADS, _DRAW_THREADS = 512, 256
 _DRAWING_WARPS = _DRAW_THREADS // 32  # of a block: each sums one tile after another
-_DRAWING_BLOCKS = 4  # that a multiprocessor runs at a time; of float32 it is 3
-_CUT_BINS = 2048  # as in csrc
+_DRAWING_BLOCKS = 3  # that a multiprocessor runs at a time
+_CUT_VALUES, _CUT_BINS = 8192, 2048  # as in csrc
 _CUT_BLOCKS = 256  # of a launch, at most: several share a row where there are fewer rows
 
 
@@ -72,6 +72,7 @@ class DistributionTable:
 
     tile_maxima: Tensor  # [R, T] float32
     tile_sums: Tensor  # [R, T] float32: of weights against the tile's maximum
+    lane_sums: Tensor  # [R, T * 32] float32: the parts of them that each lane added up
     lane_maxima: Tensor  # [R, T * 32] float32
     cut: Tensor  # [R] float32
     cut_token: Tensor  # [R] int32
@@ -83,11 +84,12 @@ class DistributionTable:
             return torch.empty(rows, *shape, dtype=kind, device=device)
 
         single, double, tiles = torch.float32, torch.float64, tiles_of(size)
-        of_tiles = room(single, tiles), room(single, tiles), room(single, tiles * LANES)
-        return cls(*of_tiles, room(single), room(torch.int32), room(double))
+        of_tiles, of_lanes = (tiles, tiles), (tiles * LANES, tiles * LANES)
+        sums = (room(single, each) for each in (*of_tiles, *of_lanes))
+        return cls(*sums, room(single), room(torch.int32), room(double))
 
     def read(self) -> list[Argument]:
-        return [self.tile_maxima, self.tile_sums, self.cut, self.cut_token, self.kept]
+        return [self.tile_maxima, self.tile_sums, self.lane_sums, self.cut, self.cut_token, self.kept]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ class RowMeetings:
     """
 
     arrivals: Tensor  # [R] int32
-    bin_counts: Tensor  # [R', 2048] int32
+    bin_counts: Tensor  # [R', 8192] int32
     bin_masses: Tensor  # [R', 2048] int64
 
     @classmethod
@@ -107,7 +109,7 @@ class RowMeetings:
             return torch.zeros(shape, dtype=kind, device=device)
 
         shared = min(rows, _CUT_BLOCKS // 2) if narrows else 0
-        return cls(zeros(rows), zeros(shared, _CUT_BINS), zeros(shared, _CUT_BINS, kind=torch.int64))
+        return cls(zeros(rows), zeros(shared, _CUT_VALUES), zeros(shared, _CUT_BINS, kind=torch.int64))
 
     def all(self) -> list[Tensor]:
         return [self.arrivals, self.bin_counts, self.bin_masses]
@@ -204,7 +206,7 @@ def verify(
     find_distributions(launcher, target_logits, lengths, sampling, space.target, steps, 0, space.meetings)
     launcher.launch(
         f"{_VERIFY[space.rule]}_{suffix}",
-        (batch, _blocks_of_row(target_logits.device, batch, size), 1),
+        (batch, _blocks_of_row(target_logits.device, batch, size, space.rule == "block"), 1),
         _DRAW_THREADS,
         [
             *(target_logits, _row_stride(target_logits), draft_logits),
@@ -243,7 +245,8 @@ def find_distributions(
         LANES,
         [
             *(logits, row_stride, np.int32(steps), np.int32(size), lengths, *asked, *where),
-            *(table.tile_maxima, table.tile_sums, table.lane_maxima, table.cut, table.cut_token),
+            *(table.tile_maxima, table.tile_sums, table.lane_sums, table.lane_maxima),
+            *(table.cut, table.cut_token),
         ],
     )
     if sampling.narrows:
@@ -261,12 +264,17 @@ def find_distributions(
 
 
 @cache
-def _blocks_of_row(device: torch.device, batch: int, size: int) -> int:
-    """Blocks of each row: as many as run at a time give every warp a tile; of few rows, every processor."""
+def _blocks_of_row(device: torch.device, batch: int, size: int, sums: bool = False) -> int:
+    """Blocks of each row: at most one on a processor, until every warp has a tile.
+
+    sums: all masses are always added up. Then as many as run at a time; of few rows, every processor.
+    """
     processors, tiles = 1, tiles_of(size)
     if device.type == "cuda":
         processors = torch.cuda.get_device_properties(device).multi_processor_count
-    wanted = max(-(-tiles // _DRAWING_WARPS), min(tiles, processors // batch))
+    wanted = -(-tiles // _DRAWING_WARPS)
+    if sums:
+        wanted = max(wanted, min(tiles, processors // batch))
     return max(1, min(wanted, processors * _DRAWING_BLOCKS // batch))
 
 

@@ -181,9 +181,20 @@ template <typename Number> __device__ __forceinline__ Number sum_by_halves(Numbe
     return value;
 }
 
-// Sum of a lane's eight accumulators, then over the lanes: the order of `tiles.tile_sums`.
-__device__ __forceinline__ float tile_sum(const float (&sums)[RUN]) {
+// Sum of a lane's eight accumulators; by halves over the lanes, that is a tile's: the order of `tiles.tile_sums`.
+__device__ __forceinline__ float lane_sum(const float (&sums)[RUN]) {
     const float a = __fadd_rn(sums[0], sums[4]), b = __fadd_rn(sums[1], sums[5]);
     const float c = __fadd_rn(sums[2], sums[6]), d = __fadd_rn(sums[3], sums[7]);
-    return sum_by_halves(__fadd_rn(__fadd_rn(a, c), __fadd_rn(b, d)));
+    return __fadd_rn(__fadd_rn(a, c), __fadd_rn(b, d));
+}
+
+// Inclusive sum over the warp's lanes.
+template <typename Number> __device__ __forceinline__ Number sum_up_to(Number value) {
+    const int lane = threadIdx.x % WARP;
+#pragma unroll
+    for (int below = 1; below < WARP; below *= 2) {
+        const Number other = __shfl_up_sync(FULL_WARP, value, below);
+        if (lane >= below) value += other;
+    }
+    return value;
 }

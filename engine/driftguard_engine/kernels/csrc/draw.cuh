@@ -99,6 +99,14 @@ template <typename Logit> struct Masses {
         for (int place = 0; place < RUN; ++place) masses[place] = excess(masses[place], other[place]);
     }
 
+    // Of one token: its logit, and the draft's where that is read.
+    __device__ __forceinline__ float of_token(int token, float logit, float draft_logit) const {
+        const float weight = target.weigh_token(token, logit);
+        if (!residual) return weight;
+        const float other = certain < 0 ? draft.weigh_token(token, draft_logit) : token == certain ? 1.0f : 0.0f;
+        return excess(weight, other);
+    }
+
     // Adds this lane's runs of an even tile, chunk after chunk: nothing is asked between the loads.
     template <bool READS_DRAFT>
     __device__ __forceinline__ void add_even(int start, float (&sums)[RUN]) const {
@@ -152,25 +160,45 @@ template <typename Logit> __device__ __forceinline__ float mass_of_tile(const Ma
     } else {
         masses.template add_even<false>(start, sums);
     }
-    return tile_sum(sums);
+    return sum_by_halves(lane_sum(sums));
 }
 
-// Inclusive sum over the warp's lanes.
-__device__ __forceinline__ u64 sum_up_to(u64 value) {
-    const int lane = threadIdx.x % WARP;
-#pragma unroll
-    for (int below = 1; below < WARP; below *= 2) {
-        const u64 other = __shfl_up_sync(FULL_WARP, value, below);
-        if (lane >= below) value += other;
+// Of a mass, which is 0 or normal in double: its exponent as it is stored, one more than frexp counts it plus 1022.
+__device__ __forceinline__ u32 exponent_of(double mass) { return static_cast<u32>(__double_as_longlong(mass) >> 52); }
+
+// 2 ** (MASS_BITS - e), where e is the largest mass's exponent as frexp counts it.
+__device__ __forceinline__ double unit_of(u32 largest_exponent) {
+    const i64 exponent = static_cast<i64>(largest_exponent) - 1022;
+    return __longlong_as_double((MASS_BITS - exponent + 1023) << 52);
+}
+
+// As `pick`, by one warp, the same in every lane: lane l holds the masses l x each ..., as mass_of(index) tells.
+template <typename MassOf>
+__device__ __forceinline__ int pick_by_warp(int each, const MassOf& mass_of, u64 word) {
+    const int lane = threadIdx.x % WARP, first = lane * each;
+    u32 largest = 0;
+    for (int place = 0; place < each; ++place) largest = max(largest, exponent_of(mass_of(first + place)));
+    const double unit = unit_of(__reduce_max_sync(FULL_WARP, largest));
+    u64 own = 0;
+    for (int place = 0; place < each; ++place) own += __double2ull_rz(__dmul_rn(mass_of(first + place), unit));
+    const u64 up_to = sum_up_to(own), total = __shfl_sync(FULL_WARP, up_to, WARP - 1);
+    const u64 threshold = __umul64hi(total, word);
+    u64 before = up_to - own;
+    const u32 holders = __ballot_sync(FULL_WARP, before <= threshold && threshold < up_to);
+    int picked = 0;
+    for (; picked < each - 1; ++picked) {
+        before += __double2ull_rz(__dmul_rn(mass_of(first + picked), unit));
+        if (threshold < before) break;
     }
-    return value;
+    // No holder: all masses are 0.
+    return holders == 0 ? WARP * each - 1 : __shfl_sync(FULL_WARP, first + picked, __ffs(holders) - 1);
 }
 
 // What every thread picks from, beside each other: in registers it would take a third of them.
 typedef double Held[SHARE][DRAW_THREADS];
 
 struct PickScratch {
-    double maxima[DRAW_WARPS];
+    u32 exponents[DRAW_WARPS];
     u64 totals[DRAW_WARPS];
     int picked;
 };
@@ -179,29 +207,18 @@ struct PickScratch {
 // so that it does not matter how the masses are shared out. Thread t holds masses t x SHARE ...; zero beyond.
 __device__ inline int pick(const Held& held, u64 word, PickScratch& scratch) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    double largest = 0.0;
+    u32 largest = 0;
 #pragma unroll
-    for (int place = 0; place < SHARE; ++place) {
-        const double mass = held[place][threadIdx.x];
-        largest = mass > largest ? mass : largest;
-    }
-#pragma unroll
-    for (int other = WARP / 2; other > 0; other /= 2) {
-        const double theirs = __shfl_xor_sync(FULL_WARP, largest, other);
-        largest = theirs > largest ? theirs : largest;
-    }
+    for (int place = 0; place < SHARE; ++place) largest = max(largest, exponent_of(held[place][threadIdx.x]));
+    largest = __reduce_max_sync(FULL_WARP, largest);
     __syncthreads();  // the scratch may still be read from the time before
-    if (lane == 0) scratch.maxima[warp] = largest;
+    if (lane == 0) scratch.exponents[warp] = largest;
     if (threadIdx.x == 0) scratch.picked = TILE - 1;
     __syncthreads();
 #pragma unroll
-    for (int other = 0; other < DRAW_WARPS; ++other) {
-        largest = scratch.maxima[other] > largest ? scratch.maxima[other] : largest;
-    }
+    for (int other = 0; other < DRAW_WARPS; ++other) largest = max(largest, scratch.exponents[other]);
 
-    // 2 ** (MASS_BITS - e), where e is the largest mass's exponent as frexp counts it; masses are normal in double.
-    const i64 exponent = (__double_as_longlong(largest) >> 52 & 0x7ff) - 1022;
-    const double unit = __longlong_as_double((MASS_BITS - exponent + 1023) << 52);
+    const double unit = unit_of(largest);
     u64 own = 0;
 #pragma unroll
     for (int place = 0; place < SHARE; ++place) own += __double2ull_rz(__dmul_rn(held[place][threadIdx.x], unit));
@@ -252,6 +269,46 @@ __device__ __forceinline__ int draw(
         start = inside == 0 ? picked * TILE : start + picked;
     }
     return start;
+}
+
+// `verify.propose`, by one warp, the same in every lane. tile_masses, lane_sums [tiles x 32]: of the row, uncut.
+template <typename Logit>
+__device__ __forceinline__ int propose(
+    const TileMasses& tile_masses, const float* lane_sums, const Masses<Logit>& masses, const Noise& noise, int number
+) {
+    const LawfulRow<Logit>& row = masses.target;
+    const RandomWords first = noise.words(number * PROPOSED), more = noise.words(number * PROPOSED + MORE);
+    const int tiles = (row.size + TILE - 1) / TILE, lane = threadIdx.x % WARP;
+    const auto of_tile = [&](int tile) { return tile < tiles ? tile_masses.of(tile) : 0.0; };
+    const int tile = pick_by_warp((tiles + WARP - 1) / WARP, of_tile, first.second);
+    const double sum = lane_sums[tile * WARP + lane];
+    const int share = pick_by_warp(1, [&](int) { return sum; }, more.second);
+
+    // Two neighbours of the share's tokens in each lane.
+    constexpr int EACH = TILE / WARP / WARP;
+    const int at = tile * TILE + lane * EACH / RUN * CHUNK + share * RUN + lane * EACH % RUN;
+    float logits[EACH], draft_logits[EACH];
+    double weights[EACH];
+#pragma unroll
+    for (int place = 0; place < EACH; ++place) {
+        const bool exists = at + place < row.size;
+        logits[place] = exists ? Reader<Logit>::one(row.logits, at + place) : -INF;
+        // Of every token that may be picked: to ask for that of the one that is would take as long again.
+        draft_logits[place] = exists && masses.reads_draft() ? Reader<Logit>::one(masses.draft.logits, at + place) : 0.0f;
+    }
+#pragma unroll
+    for (int place = 0; place < EACH; ++place) {
+        weights[place] = logits[place] > -INF ? weight_of(logits[place], row.peak, row.scale) : 0.0f;
+    }
+    const int within = pick_by_warp(
+        EACH, [&](int index) { return index % EACH == 0 ? weights[0] : weights[1]; }, first.first
+    );
+    const bool second = within % EACH != 0;  // of the lane that holds it; the others' answers are not asked for
+    const int token = at + second;
+    const float mass = masses.of_token(token, second ? logits[1] : logits[0], second ? draft_logits[1] : draft_logits[0]);
+    const float weight = static_cast<float>(second ? weights[1] : weights[0]);
+    const double bound = __dmul_rn(uniform_of(more.first), __fmul_rn(weight, masses.target_reciprocal));
+    return __shfl_sync(FULL_WARP, bound < mass ? token : -1, within / EACH);
 }
 
 // By one warp: the lowest token whose logit is the row's maximum. -1 where there is none (NaN).

@@ -33,6 +33,7 @@ struct TileMasses {
 struct LawTable {
     const float* tile_maxima;  // [., tiles]
     const float* tile_sums;    // [., tiles]
+    const float* lane_sums;    // [., tiles x 32]
     const float* cuts;
     const int* cut_tokens;
     const double* kept;  // the normaliser, where there is a cut
@@ -51,11 +52,28 @@ template <int N>
 __device__ __forceinline__ void uncut_laws_of(
     const LawTable& table, const i64 (&rows)[N], int tiles, float scale, RowLaw (&laws)[N]
 ) {
+    // Of a vocabulary of 131,072 tokens all is read at once: later reads would wait for earlier ones.
+    constexpr int AHEAD = 2;
     const int lane = threadIdx.x % WARP;
+    float maxima[N][AHEAD], sums[N][AHEAD];
 #pragma unroll
-    for (int n = 0; n < N; ++n) laws[n] = {0.0, -INF, -INF, -1};
+    for (int ahead = 0; ahead < AHEAD; ++ahead) {
+        const int tile = ahead * WARP + lane;
+#pragma unroll
+        for (int n = 0; n < N; ++n) {
+            const i64 at = rows[n] * tiles + tile;
+            maxima[n][ahead] = tile < tiles ? table.tile_maxima[at] : -INF;
+            sums[n][ahead] = tile < tiles ? table.tile_sums[at] : 0.0f;
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+        laws[n] = {0.0, maxima[n][0], -INF, -1};
+#pragma unroll
+        for (int ahead = 1; ahead < AHEAD; ++ahead) laws[n].peak = max_or_nan(laws[n].peak, maxima[n][ahead]);
+    }
 #pragma unroll 1
-    for (int tile = lane; tile < tiles; tile += WARP) {
+    for (int tile = AHEAD * WARP + lane; tile < tiles; tile += WARP) {
 #pragma unroll
         for (int n = 0; n < N; ++n) {
             laws[n].peak = max_or_nan(laws[n].peak, table.tile_maxima[rows[n] * tiles + tile]);
@@ -68,8 +86,16 @@ __device__ __forceinline__ void uncut_laws_of(
             laws[n].peak = max_or_nan(laws[n].peak, __shfl_xor_sync(FULL_WARP, laws[n].peak, other));
         }
     }
+#pragma unroll
+    for (int ahead = 0; ahead < AHEAD; ++ahead) {
+#pragma unroll
+        for (int n = 0; n < N; ++n) {
+            const double mass = mass_of(sums[n][ahead], maxima[n][ahead], laws[n].peak, scale);
+            laws[n].normaliser = __dadd_rn(laws[n].normaliser, mass);
+        }
+    }
 #pragma unroll 1
-    for (int tile = lane; tile < tiles; tile += WARP) {
+    for (int tile = AHEAD * WARP + lane; tile < tiles; tile += WARP) {
 #pragma unroll
         for (int n = 0; n < N; ++n) {
             const i64 at = rows[n] * tiles + tile;

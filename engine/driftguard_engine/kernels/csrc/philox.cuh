@@ -5,6 +5,8 @@
 
 constexpr u32 DRAFT = 1, ACCEPT = 2, RESIDUAL = 3;
 
+constexpr u32 PROPOSED = 1 << 8, MORE = 1 << 16;
+
 struct RandomWords { u64 first, second; };
 
 // Key = the seed's 64 bits; counter = (the position's 64 bits, purpose, step: 0 by the token rule).
@@ -21,6 +23,17 @@ __device__ __forceinline__ RandomWords random_words(i64 seed, i64 position, u32 
     }
     return {static_cast<u64>(word0) << 32 | word1, static_cast<u64>(word2) << 32 | word3};
 }
+
+// The random numbers of one token.
+struct Noise {
+    i64 seed, position;
+    u32 purpose, step;
+
+    // more: 0, or what is added to the purpose.
+    __device__ __forceinline__ RandomWords words(u32 more) const {
+        return random_words(seed, position, purpose + more, step);
+    }
+};
 
 // In [0, 1), all 53 bits random.
 __device__ __forceinline__ double uniform_of(u64 word) { return static_cast<double>(word >> 11) * 0x1p-53; }

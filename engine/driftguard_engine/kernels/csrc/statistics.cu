@@ -4,7 +4,7 @@
 #include "early.cuh"
 #include "maxima.cuh"
 
-struct TileStatistics { float maximum, lane_maximum, sum; };
+struct TileStatistics { float maximum, lane_maximum, sum, lane_sum; };
 
 // `scale` 0: greedy, which needs no sum. FULL: the row starts on 16 bytes and fills the tile, so that nothing stands
 // between the loads, and all of them are under way before the first is used.
@@ -33,7 +33,7 @@ __device__ __forceinline__ TileStatistics tile_statistics(const Logit* row, int 
     }
     const float lane_maximum = best.value();
     const float maximum = warp_max_or_nan(lane_maximum);
-    if (scale == 0.0f) return {maximum, lane_maximum, 0.0f};
+    if (scale == 0.0f) return {maximum, lane_maximum, 0.0f, 0.0f};
 
     const float peak = maximum == -INF ? 0.0f : maximum;
     float sums[RUN] = {};
@@ -51,7 +51,8 @@ __device__ __forceinline__ TileStatistics tile_statistics(const Logit* row, int 
             }
         }
     }
-    return {maximum, lane_maximum, tile_sum(sums)};
+    const float of_lane = lane_sum(sums);
+    return {maximum, lane_maximum, sum_by_halves(of_lane), of_lane};
 }
 
 // Grid: (batch, steps, tiles) blocks of one warp. Two or four in a block take 5% less for a hundred rows or more, and 10%
@@ -60,19 +61,21 @@ __device__ __forceinline__ TileStatistics tile_statistics(const Logit* row, int 
 // logits [batch, steps, size], rows `row_stride` elements apart; lengths [batch] or null: only rows up to
 // lengths[b] are read. scales [batch], top_k [batch], top_p [batch]. Laws are written at row
 // b x law_stride + law_offset + s: tile_maxima, tile_sums [., tiles], cuts, cut_tokens [.], for a row of which all tokens
-// stay; lane_maxima [., tiles x 32] only where top-k or top-p may take tokens away.
+// stay; lane_sums [., tiles x 32], not of greedy rows; lane_maxima [., tiles x 32] only where top-k or top-p may take
+// tokens away.
 template <typename Logit>
 __device__ __forceinline__ void row_statistics(
     const Logit* __restrict__ logits, i64 row_stride, int steps, int size, const int* __restrict__ lengths,
     const float* __restrict__ scales, const int* __restrict__ top_k, const float* __restrict__ top_p, int law_stride,
-    int law_offset, float* tile_maxima, float* tile_sums, float* lane_maxima, float* cuts, int* cut_tokens
+    int law_offset, float* tile_maxima, float* tile_sums, float* lane_sums, float* lane_maxima, float* cuts,
+    int* cut_tokens
 ) {
     let_the_next_kernel_begin();
     const int tiles = static_cast<int>(gridDim.z), tile = static_cast<int>(blockIdx.z);
     const int lane = static_cast<int>(threadIdx.x);
     const int step = static_cast<int>(blockIdx.y), request = static_cast<int>(blockIdx.x);
     if (lengths != nullptr && step > lengths[request]) return;
-    const i64 law = static_cast<i64>(request) * law_stride + law_offset + step;
+    const u32 law = request * law_stride + law_offset + step;
     const float scale = scales[request];
 
     const Logit* at = logits + (static_cast<i64>(request) * steps + step) * row_stride;
@@ -80,10 +83,12 @@ __device__ __forceinline__ void row_statistics(
     const TileStatistics found = full ? tile_statistics<true>(at, size, tile, scale)
                                       : tile_statistics<false>(at, size, tile, scale);
     const bool narrows = scale != 0.0f && ((top_k[request] > 0 && top_k[request] < size) || top_p[request] < 1.0f);
-    if (narrows) lane_maxima[(law * tiles + tile) * WARP + lane] = found.lane_maximum;
+    const u32 place = law * tiles + tile;  // a device holds far fewer than 2 ** 27 tiles
+    if (narrows) lane_maxima[place * WARP + lane] = found.lane_maximum;
+    if (scale != 0.0f) lane_sums[place * WARP + lane] = found.lane_sum;
     if (lane == 0) {
-        tile_maxima[law * tiles + tile] = found.maximum;
-        tile_sums[law * tiles + tile] = found.sum;
+        tile_maxima[place] = found.maximum;
+        tile_sums[place] = found.sum;
         if (tile == 0) cuts[law] = -INF, cut_tokens[law] = -1;
     }
 }
@@ -92,11 +97,11 @@ __device__ __forceinline__ void row_statistics(
     extern "C" __global__ void __launch_bounds__(WARP, 32) NAME(                                                  \
         const LOGIT* logits, i64 row_stride, int steps, int size, const int* lengths,                             \
         const float* scales, const int* top_k, const float* top_p, int law_stride, int law_offset,                \
-        float* tile_maxima, float* tile_sums, float* lane_maxima, float* cuts, int* cut_tokens                    \
+        float* tile_maxima, float* tile_sums, float* lane_sums, float* lane_maxima, float* cuts, int* cut_tokens  \
     ) {                                                                                                           \
         row_statistics(                                                                                           \
             logits, row_stride, steps, size, lengths, scales, top_k, top_p, law_stride, law_offset,               \
-            tile_maxima, tile_sums, lane_maxima, cuts, cut_tokens                                                 \
+            tile_maxima, tile_sums, lane_sums, lane_maxima, cuts, cut_tokens                                      \
         );                                                                                                        \
     }
 

@@ -8,8 +8,10 @@
 constexpr int OK = 0, TARGET_HAS_NO_LAW = 1, DRAFT_HAS_NO_LAW = 2;
 
 // That run at a time on a multiprocessor: what registers allow.
-template <typename Logit> constexpr int DRAW_BLOCKS = sizeof(Logit) == 4 ? 3 : 4;
-constexpr int VERIFY_BLOCK_BLOCKS = 3;
+constexpr int DRAW_BLOCKS = 3;
+
+constexpr int PROPOSALS = 32;  // as in ../reference/verify.py
+static_assert(PROPOSALS % DRAW_WARPS == 0);
 
 template <typename Logit>
 __device__ __forceinline__ LawfulRow<Logit> under(const RowLaw& law, const Logit* logits, int size, float scale) {
@@ -82,6 +84,7 @@ template <typename Logit> struct Scratch {
     Masses<Logit> masses;  // what is drawn by: in registers, all of it would be in the way
     PickScratch pick;
     Held held;
+    int proposed[DRAW_WARPS];
     int accepted, status;  // by the block rule, before it has decided: drafts that it may accept
     int best[WARP];  // greedy: the target's choice at each step
     double ratios[WARP], excess[WARP];  // block rule: r and e behind so many drafts
@@ -240,6 +243,31 @@ template <typename Logit> __device__ __forceinline__ bool need_sums(const Masses
     return masses.residual || masses.target.is_cut();
 }
 
+// By the whole block, without the sums of the masses: a token that is drawn by scratch.masses, the same in every block
+// that shares the row; -1: none of those proposed stays.
+template <typename Logit>
+__device__ __forceinline__ int draw_proposed(const LawTable& laws, i64 row, const Noise& noise, Scratch<Logit>& scratch) {
+    const LawfulRow<Logit>& target = scratch.masses.target;
+    const int tiles = (target.size + TILE - 1) / TILE;
+    if (tiles == 1 || !need_sums(scratch.masses)) return -1;
+    const TileMasses uncut = laws.masses_of(row, target, nullptr);
+    const float* const lane_sums = laws.lane_sums + row * tiles * WARP;
+    int token = -1;
+#pragma unroll 1
+    for (int first = 1; first <= PROPOSALS && token < 0; first += DRAW_WARPS) {
+        const int warp = threadIdx.x / WARP;
+        const int found = propose(uncut, lane_sums, scratch.masses, noise, first + warp);
+        __syncthreads();  // what was proposed before may still be read
+        if (threadIdx.x % WARP == 0) scratch.proposed[warp] = found;
+        __syncthreads();
+#pragma unroll
+        for (int other = DRAW_WARPS - 1; other >= 0; --other) {
+            if (scratch.proposed[other] >= 0) token = scratch.proposed[other];
+        }
+    }
+    return token;
+}
+
 // Returns whether this block is to draw the row's token, of all that share the row: exactly one is. `anew` then holds
 // the masses of its tiles, if scratch.masses need it; `summed`: it already does. Where p = q up to rounding leaves a
 // residual empty, p is what to draw from.
@@ -267,10 +295,12 @@ __device__ __forceinline__ bool sum_shared(int tiles, float* anew, u32* arrivals
 // By the block that draws, a token by scratch.masses, behind `sum_shared`.
 template <typename Logit>
 __device__ __forceinline__ int draw_shared(
-    const LawTable& laws, i64 row, const float* anew, const RandomWords& words, Scratch<Logit>& scratch
+    const LawTable& laws, i64 row, const float* anew, const Noise& noise, Scratch<Logit>& scratch
 ) {
     const float* const summed = need_sums(scratch.masses) ? anew : nullptr;
-    return draw(laws.masses_of(row, scratch.masses.target, summed), scratch.masses, words, scratch.held, scratch.pick);
+    return draw(
+        laws.masses_of(row, scratch.masses.target, summed), scratch.masses, noise.words(0), scratch.held, scratch.pick
+    );
 }
 
 // As `sum_shared`, for the block rule: of the masses behind every number of drafts; anew [., tiles].
@@ -362,10 +392,15 @@ __device__ __forceinline__ void verify(
             anew += scratch.accepted * tiles;
         }
         draw_by([&] { return own_masses<BLOCK>(chain, scratch.accepted, scratch); }, scratch);
-        if (!sum_shared(tiles, anew, arrivals + request, BLOCK, scratch)) return;
         const int step = scratch.accepted;
-        const RandomWords words = random_words(seeds[request], positions[request] + step, RESIDUAL, chain.noise);
-        own = draw_shared(p, first_target + step, anew, words, scratch);
+        const Noise noise = {seeds[request], positions[request] + step, RESIDUAL, chain.noise};
+        own = draw_proposed(p, first_target + step, noise, scratch);
+        if (own >= 0) {
+            if (!BLOCK && blockIdx.y != 0) return;
+        } else {
+            if (!sum_shared(tiles, anew, arrivals + request, BLOCK, scratch)) return;
+            own = draw_shared(p, first_target + step, anew, noise, scratch);
+        }
     }
     emit(chain, steps, scratch, own, tokens + first_target, accepted + request, status + request);
 }
@@ -397,48 +432,53 @@ __device__ __forceinline__ void draw_drafts(
     } else {
         float* const anew = tile_masses + request * tiles;
         draw_by([&] { return weights_of(under(law, here, size, scale)); }, scratch);
-        if (!sum_shared(tiles, anew, arrivals + request, false, scratch)) return;
-        const u32 noise = block != 0 ? static_cast<u32>(positions[request]) : 0;
-        const RandomWords words = random_words(seeds[request], positions[request] + step, DRAFT, noise);
-        token = draw_shared(laws, row, anew, words, scratch);
+        const u32 of_block = block != 0 ? static_cast<u32>(positions[request]) : 0;
+        const Noise noise = {seeds[request], positions[request] + step, DRAFT, of_block};
+        token = draw_proposed(laws, row, noise, scratch);
+        if (token >= 0) {
+            if (blockIdx.y != 0) return;
+        } else {
+            if (!sum_shared(tiles, anew, arrivals + request, false, scratch)) return;
+            token = draw_shared(laws, row, anew, noise, scratch);
+        }
     }
     if (threadIdx.x == 0) tokens[row] = token;
 }
 
-#define VERIFY(NAME, BLOCK, LOGIT, BLOCKS)                                                                         \
-    extern "C" __global__ void __launch_bounds__(DRAW_THREADS, BLOCKS) NAME(                                       \
+#define VERIFY(NAME, BLOCK, LOGIT)                                                                                 \
+    extern "C" __global__ void __launch_bounds__(DRAW_THREADS, DRAW_BLOCKS) NAME(                                  \
         const LOGIT* target_logits, i64 target_stride, const LOGIT* draft_logits, i64 draft_stride,                \
         const i64* draft_tokens, const int* lengths, const float* scales, const i64* seeds, const i64* positions,  \
-        int steps, int size, const float* p_tile_maxima, const float* p_tile_sums, const float* p_cuts,            \
-        const int* p_cut_tokens, const double* p_kept, const float* q_tile_maxima, const float* q_tile_sums,       \
-        const float* q_cuts, const int* q_cut_tokens, const double* q_kept, float* tile_masses, u32* arrivals,     \
-        i64* tokens, int* accepted, int* status                                                                    \
+        int steps, int size, const float* p_tile_maxima, const float* p_tile_sums, const float* p_lane_sums,       \
+        const float* p_cuts, const int* p_cut_tokens, const double* p_kept, const float* q_tile_maxima,            \
+        const float* q_tile_sums, const float* q_lane_sums, const float* q_cuts, const int* q_cut_tokens,          \
+        const double* q_kept, float* tile_masses, u32* arrivals, i64* tokens, int* accepted, int* status           \
     ) {                                                                                                            \
         verify<BLOCK>(                                                                                             \
             target_logits, target_stride, draft_logits, draft_stride, draft_tokens, lengths, scales, seeds,        \
             positions, steps, size,                                                                                \
-            LawTable{p_tile_maxima, p_tile_sums, p_cuts, p_cut_tokens, p_kept},                                    \
-            LawTable{q_tile_maxima, q_tile_sums, q_cuts, q_cut_tokens, q_kept},                                    \
+            LawTable{p_tile_maxima, p_tile_sums, p_lane_sums, p_cuts, p_cut_tokens, p_kept},                       \
+            LawTable{q_tile_maxima, q_tile_sums, q_lane_sums, q_cuts, q_cut_tokens, q_kept},                       \
             tile_masses, arrivals, tokens, accepted, status                                                        \
         );                                                                                                         \
     }
 
 #define DRAW(NAME, LOGIT)                                                                                          \
-    extern "C" __global__ void __launch_bounds__(DRAW_THREADS, DRAW_BLOCKS<LOGIT>) NAME(                           \
+    extern "C" __global__ void __launch_bounds__(DRAW_THREADS, DRAW_BLOCKS) NAME(                                  \
         const LOGIT* logits, i64 row_stride, int size, int law_stride, int step, const float* scales,              \
         const i64* seeds, const i64* positions, int block, const float* tile_maxima, const float* tile_sums,       \
-        const float* cuts, const int* cut_tokens, const double* kept, float* tile_masses, u32* arrivals,           \
-        i64* tokens                                                                                                \
+        const float* lane_sums, const float* cuts, const int* cut_tokens, const double* kept, float* tile_masses,  \
+        u32* arrivals, i64* tokens                                                                                 \
     ) {                                                                                                            \
         draw_drafts(                                                                                               \
             logits, row_stride, size, law_stride, step, scales, seeds, positions, block,                           \
-            LawTable{tile_maxima, tile_sums, cuts, cut_tokens, kept}, tile_masses, arrivals, tokens                \
+            LawTable{tile_maxima, tile_sums, lane_sums, cuts, cut_tokens, kept}, tile_masses, arrivals, tokens     \
         );                                                                                                         \
     }
 
-#define VERIFICATION(SUFFIX, LOGIT)                                 \
-    VERIFY(verify_chain_##SUFFIX, false, LOGIT, DRAW_BLOCKS<LOGIT>) \
-    VERIFY(verify_block_##SUFFIX, true, LOGIT, VERIFY_BLOCK_BLOCKS) \
+#define VERIFICATION(SUFFIX, LOGIT)             \
+    VERIFY(verify_chain_##SUFFIX, false, LOGIT) \
+    VERIFY(verify_block_##SUFFIX, true, LOGIT)  \
     DRAW(draw_drafts_##SUFFIX, LOGIT)
 
 VERIFICATION(bf16, Bf16)

@@ -64,7 +64,8 @@ class TokenDistributions:
 
     @property
     def tile_mass(self) -> Doubles:
-        """[B, S, T]: sum of the weights in each tile, 0 where top-k cuts. Valid only where nothing is cut."""
+        """[B, S, T]: sum of the weights in each tile, also of those that are cut; of a single tile that top-k cuts
+        it is 0."""
         return self.of_steps["tile_mass"]
 
     def weigh(self, logits: Singles, tokens: Integers, exp2: Exp2) -> Singles:
@@ -119,12 +120,13 @@ def token_distributions(
     peak = maxima.max(-1)
     found = TokenDistributions(sampling.scale, np.empty(peak.shape, _distribution_dtype(size)))
     found.peak[...], found.cut[...], found.cut_token[...] = peak, -np.inf, -1
-    if cuts.all_limited:
+    alone = size <= tiles.TILE  # nobody asks for the mass of a row's only tile where it is cut
+    if cuts.all_limited and alone:
         found.normaliser[...], found.tile_mass[...] = 0, 0  # `_cut` adds up the few weights that stay
     else:
         mass = _tile_mass(logits, maxima, peak, sampling.scale, exp2)
         found.normaliser[...] = tiles.row_sum(mass)
-        if cuts.ordered:  # a row's distribution is the same whatever the other rows ask for
+        if cuts.ordered and alone:  # a row's distribution is the same whatever the other rows ask for
             mass[sampling.limited(size)] = 0
         found.tile_mass[...] = mass
     if cuts.ordered:

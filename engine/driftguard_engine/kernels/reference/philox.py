@@ -16,6 +16,10 @@ DRAFT = 1
 ACCEPT = 2
 RESIDUAL = 3  # the token that the target itself adds: resampled after a rejection, or the bonus
 
+# Added to the purpose of a token: which of the tokens proposed for it, from 1 on (`verify.propose`), and the two
+# words more that such a token needs.
+PROPOSED, MORE = 1 << 8, 1 << 16
+
 RandomWords = NDArray[np.uint64]
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)  # of words 0 and 2

@@ -74,6 +74,12 @@ def tile_sums(chunks: NDArray[Number]) -> NDArray[Number]:
     return _halved(lanes.reshape(width, -1)).reshape(sums.shape[:-1])
 
 
+def lane_sums(chunks: NDArray[Number]) -> NDArray[Number]:
+    """Of one whole tile, [..., 8, CHUNK] -> [..., 32]: what each lane adds up before the lanes are halved."""
+    lanes = chunks.sum(-2).reshape(*chunks.shape[:-2], LANES, RUN)
+    return _halved(lanes.T).T
+
+
 def row_sum(tiles: NDArray[Number]) -> NDArray[Number]:
     """[..., T] -> [...]: every 32nd tile one after another, then the halves; few tiles take fewer lanes."""
     if tiles.shape[-1] == 1:

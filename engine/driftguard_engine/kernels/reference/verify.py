@@ -5,6 +5,8 @@ transformers via speculative decoding", ICML 2023; Chen et al., "Accelerating la
 with speculative sampling", 2023).
 block: the accepted run is chosen with a view to the whole block (Sun et al., "Block verification accelerates
 speculative decoding", ICLR 2025, Algorithm 2).
+What both leave for the target's own token, (r p - q)+, is drawn without adding all of it up: tokens are drawn from
+p, and one stays with probability (r p - q)+ / r p (`propose`).
 Inputs are checked by `driftguard_engine.verify`; nothing is checked here.
 """
 
@@ -37,6 +39,28 @@ Rule = Literal["token", "block"]
 
 _PURPOSES = np.array([philox.DRAFT, philox.ACCEPT, philox.RESIDUAL])
 
+PROPOSALS = 32  # for a row, at most, before its masses are added up; a multiple of the kernels' warps
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """The random numbers of one token of N rows. All [N]."""
+
+    words: RandomWords  # [2, N]: by which the token is drawn
+    seed: Integers
+    position: Integers
+    purpose: Integers
+
+    def rows(self, index: Index) -> Noise:
+        return Noise(self.words[:, index], self.seed[index], self.position[index], self.purpose[index])
+
+    def proposal(self, number: int) -> tuple[RandomWords, Doubles]:
+        """By which a token, a share and a tile are drawn, [3, N]; and by which the token stays, [N]."""
+        purpose = self.purpose + number * philox.PROPOSED
+        both = np.stack((purpose, purpose + philox.MORE))
+        (inside, stays), (tile, share) = philox.words(self.seed, self.position, both)
+        return np.stack((inside, share, tile)), philox.uniforms_of(stays)
+
 
 class StepNoise:
     """The random numbers of B rows at S steps, for every purpose.
@@ -61,19 +85,21 @@ class StepNoise:
         return words, philox.uniforms_of(words[0, 1])
 
     @property
-    def draft(self) -> RandomWords:
-        """[2, B, S]"""
-        return self._drawn[0][:, 0]
-
-    @property
     def accept(self) -> Doubles:
         """[B, S]"""
         return self._drawn[1]
 
-    @property
-    def residual(self) -> RandomWords:
-        """[2, B, S]"""
-        return self._drawn[0][:, 2]
+    def draft(self, step: int, rows: Index = EVERY) -> Noise:
+        """Of the draft tokens of these rows at this step."""
+        return self._of(self._drawn[0][:, 0, rows, step], step, philox.DRAFT, rows)
+
+    def residual(self, step: Integers, rows: Index = EVERY) -> Noise:
+        """Of the target's own tokens of these rows, each at its step [N]."""
+        words = self._drawn[0][:, 2, rows][:, np.arange(len(step)), step]
+        return self._of(words, step, philox.RESIDUAL, rows)
+
+    def _of(self, words: RandomWords, step: Integers | int, purpose: int, rows: Index) -> Noise:
+        return Noise(words, self._seed[rows], self._position[rows] + step, purpose | self._step[rows] << 32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +179,11 @@ def verify(
     if given.sampling.all_greedy:
         return _verify_greedy(given)
     if not given.sampling.any_greedy:
-        return _verify_stochastic(given, noise.accept, noise.residual, exp2, rule)
+        return _verify_stochastic(given, noise, EVERY, exp2, rule)
     greedy = given.sampling.greedy
     accepted, own = np.empty((2, len(greedy)), np.int64)
     accepted[greedy], own[greedy], valid = _verify_greedy(given.rows(greedy))
-    accept, residual = noise.accept[~greedy], noise.residual[:, ~greedy]
-    others = _verify_stochastic(given.rows(~greedy), accept, residual, exp2, rule)
+    others = _verify_stochastic(given.rows(~greedy), noise, ~greedy, exp2, rule)
     accepted[~greedy], own[~greedy], others_valid = others
     return accepted, own, valid and others_valid
 
@@ -180,20 +205,21 @@ def draw_drafts(
     logits: Singles,
     distributions: TokenDistributions,
     sampling: SamplingBatch,
-    words: RandomWords,
+    noise: Noise,
     exp2: Exp2 = numpy_exp2,
 ) -> Integers:
-    """One token per row of logits [B, V] and their distributions, S = 1; argmax of greedy rows, else by words
-    [2, B]."""
+    """One token per row of logits [B, V] and their distributions, S = 1; argmax of greedy rows."""
     if sampling.any_greedy:
         tokens: Integers = logits.argmax(-1)
         if not sampling.all_greedy:
             drawn = ~sampling.greedy
-            others = logits[drawn], distributions.rows(drawn), sampling.rows(drawn), words[:, drawn]
+            others = logits[drawn], distributions.rows(drawn), sampling.rows(drawn), noise.rows(drawn)
             tokens[drawn] = draw_drafts(*others, exp2)
         return tokens
     mass = distributions.weigh(logits[:, np.newaxis], np.arange(logits.shape[-1]), exp2)[:, 0]
-    return draw_token(mass, distributions.tile_mass[:, 0], distributions.cut[:, 0] > -np.inf, words)
+    changed = distributions.cut[:, 0] > -np.inf
+    share = np.ones(len(mass), np.float32)
+    return _draw(Masses(logits, distributions, mass, share, changed, changed), noise, exp2)
 
 
 def draw_chain(
@@ -205,11 +231,11 @@ def draw_chain(
     """
     rows = singles(logits)
     distributions = draft_distributions(rows, sampling, exp2)
-    words = StepNoise(sampling.seed, position, rows.shape[1] + 1, rule).draft
+    noise = StepNoise(sampling.seed, position, rows.shape[1] + 1, rule)
     tokens = np.empty(rows.shape[:2], np.int64)
     for step in range(rows.shape[1]):
         of_step = distributions.rows(EVERY, slice(step, step + 1))
-        tokens[:, step] = draw_drafts(rows[:, step], of_step, sampling, words[..., step], exp2)
+        tokens[:, step] = draw_drafts(rows[:, step], of_step, sampling, noise.draft(step), exp2)
     return torch.from_numpy(tokens)
 
 
@@ -218,11 +244,9 @@ def sample_draft(
 ) -> Tensor:
     """One token per row of logits [B, V], int64 [B]. position [B]: its index in the sequence."""
     rows = singles(logits)
-    distributions, words = (
-        draft_distributions(rows[:, np.newaxis], sampling, exp2),
-        StepNoise(sampling.seed, position, 1).draft[..., 0],
-    )
-    return torch.from_numpy(draw_drafts(rows, distributions, sampling, words, exp2)).to(logits.device)
+    distributions = draft_distributions(rows[:, np.newaxis], sampling, exp2)
+    noise = StepNoise(sampling.seed, position, 1).draft(0)
+    return torch.from_numpy(draw_drafts(rows, distributions, sampling, noise, exp2)).to(logits.device)
 
 
 def _verify_greedy(given: Arrays) -> tuple[Integers, Integers, bool]:
@@ -233,19 +257,21 @@ def _verify_greedy(given: Arrays) -> tuple[Integers, Integers, bool]:
 
 
 def _verify_stochastic(
-    given: Arrays, accept: Doubles, residual: RandomWords, exp2: Exp2, rule: Rule
+    given: Arrays, noise: StepNoise, rows: Index, exp2: Exp2, rule: Rule
 ) -> tuple[Integers, Integers, bool]:
+    """rows: of the noise, those given."""
     # Both models' distributions side by side, because few calls over all cost less than many: [B, K + K+1].
     distributions = given.draft_distributions.beside(token_distributions(given.target, given.sampling, exp2))
-    accept = accept[:, : given.tokens.shape[1]]
+    accept = noise.accept[rows, : given.tokens.shape[1]]
     if rule == "block":
         accepted, ratio = _accept_block(given, distributions, accept, exp2)
     else:
         p, q = _offered(given, distributions, exp2)
         accepted = _leading((accept * q < p) & given.proposed)
         ratio = np.ones(len(accepted))
-    words = residual[:, np.arange(len(accepted)), accepted]
-    own = draw_token(*_own_masses(given, distributions, accepted, ratio, exp2), words)
+    own = _draw(
+        _own_masses(given, distributions, accepted, ratio, exp2), noise.residual(accepted, rows), exp2
+    )
     return accepted, own, _all_finite(distributions.peak)
 
 
@@ -294,34 +320,56 @@ def _accept_block(
             logits = np.stack((given.target[row, count], given.draft[row, count]), axis=1)
             there = distributions.rows(row).at(stopped)
             weights = there.weigh(logits, np.arange(logits.shape[-1]), exp2)
-            of_tiles = tiles.tile_sums(tiles.chunked(_excess(weights, there.normaliser, ratio[followed]), 0))
+            masses = _excess(weights, _shares(there.normaliser, ratio[followed]))
+            of_tiles = tiles.tile_sums(tiles.chunked(masses, 0))
             excess[followed] = tiles.row_sum(of_tiles.astype(np.float64))
         passed = uniform[asked, count - 1] * (excess + (1 - ratio)) < excess
         accepted[asked[passed]] = count
     return accepted, ratios[np.arange(rows), accepted]
 
 
-def _excess(weights: Singles, normaliser: Doubles, ratio: Doubles) -> Singles:
-    """(r p - q)+ [N, V] of the weights [N, 2, V] of target and draft, and their normalisers [N, 2]; r [N]."""
+def _shares(normaliser: Doubles, ratio: Doubles) -> Singles:
+    """What a weight of the target and one of the draft are multiplied by, [N, 2]. ratio [N]: r."""
     share = 1 / normaliser
     share[:, 0] *= ratio
-    share = share.astype(np.float32)
-    excess = weights[:, 0] * share[:, :1]
-    excess -= weights[:, 1] * share[:, 1:]
+    return share.astype(np.float32)
+
+
+def _excess(weights: Singles, shares: Singles) -> Singles:
+    """(r p - q)+ [N, V] of the weights [N, 2, V] of target and draft."""
+    excess = weights[:, 0] * shares[:, :1]
+    excess -= weights[:, 1] * shares[:, 1:]
     return np.maximum(excess, 0, out=excess)
+
+
+@dataclass(frozen=True, slots=True)
+class Masses:
+    """What a token of each of B rows is drawn by."""
+
+    logits: Singles  # [B, V]
+    distributions: TokenDistributions  # of the logits, S = 1
+    mass: Singles  # [B, V]: at most the uncut weight of the token times the share
+    share: Singles  # [B]
+    changed: Truths  # [B]: whether the mass is not the uncut weight
+    proposes: Truths  # [B]: whether tokens are proposed first (`propose`)
+
+    def rows(self, index: Index) -> Masses:
+        others = (self.mass, self.share, self.changed, self.proposes)
+        distributions = self.distributions.rows(index)
+        return Masses(self.logits[index], distributions, *(part[index] for part in others))
 
 
 def _own_masses(
     given: Arrays, distributions: TokenDistributions, accepted: Integers, ratio: Doubles, exp2: Exp2
-) -> tuple[Singles, Doubles, Truths]:
-    """The masses from which the target's own token is drawn, as arguments of `draw_token`. ratio [B]: r.
+) -> Masses:
+    """The masses from which the target's own token is drawn. ratio [B]: r.
 
     A rejected draft leaves (r p - q)+. After the last draft nothing was rejected, and an id that the
     vocabulary lacks was no draw from q: both leave p itself.
     """
     row, drafts = np.arange(len(accepted)), given.tokens.shape[1]
     stopped, rejected = (drafts + accepted)[:, np.newaxis], np.zeros(len(row), np.bool_)
-    logits = given.target[row, accepted][:, np.newaxis]
+    logits = own = given.target[row, accepted][:, np.newaxis]
     if drafts:
         step = np.minimum(accepted, drafts - 1)
         rejected = given.proposed[row, step] & (step == accepted)
@@ -331,12 +379,66 @@ def _own_masses(
     distributions = distributions.at(stopped)
     weights = distributions.weigh(logits, np.arange(logits.shape[-1]), exp2)
     mass, changed = weights[:, 0], distributions.cut[:, 0] > -np.inf
+    proposes, share = changed, np.ones(len(row), np.float32)
     if rejected.any():
-        residual = _excess(weights, distributions.normaliser, ratio)
+        shares = _shares(distributions.normaliser, ratio)
+        residual = _excess(weights, shares)
         # An empty residual takes p = q up to rounding, and then p is the distribution to draw from.
         residually = rejected & residual.any(-1)
         mass, changed = np.where(residually[:, np.newaxis], residual, mass), changed | residually
-    return mass, distributions.tile_mass[:, 0], changed
+        proposes = np.where(rejected, residually, proposes)
+        share[residually] = shares[residually, 0]
+    return Masses(own[:, 0], distributions.rows(EVERY, slice(1)), mass, share, changed, proposes)
+
+
+def _draw(masses: Masses, noise: Noise, exp2: Exp2) -> Integers:
+    """A token of each row by its mass."""
+    if masses.mass.shape[-1] <= tiles.TILE or not masses.proposes.any():
+        return _draw_by_sums(masses, noise)
+    tokens = np.full(len(masses.mass), -1, np.int64)
+    for number in range(1, PROPOSALS + 1):
+        rows = (masses.proposes & (tokens < 0)).nonzero()[0]
+        if not len(rows):
+            break
+        tokens[rows] = propose(masses.rows(rows), noise.rows(rows), number, exp2)
+    rest = tokens < 0
+    if rest.any():
+        tokens[rest] = _draw_by_sums(masses.rows(rest), noise.rows(rest))
+    return tokens
+
+
+def _draw_by_sums(masses: Masses, noise: Noise) -> Integers:
+    return draw_token(masses.mass, masses.distributions.tile_mass[:, 0], masses.changed, noise.words)
+
+
+def propose(masses: Masses, noise: Noise, number: int, exp2: Exp2) -> Integers:
+    """A token of each row with the probability of its uncut weight, or -1: it stays with the probability of its
+    mass relative to that. So it has the distribution of the masses where it stays (von Neumann's rejection),
+    and of a row only one tile is read, not all.
+
+    A tile is drawn, in it a share, the 64 tokens that one lane of a warp weighs, and one of those.
+    """
+    (inside, share, tile), uniform = noise.proposal(number)
+    rows, size, distributions = np.arange(len(tile)), masses.mass.shape[-1], masses.distributions
+    chosen = pick(distributions.tile_mass[:, 0], tile)
+    column = chosen[:, np.newaxis] * tiles.TILE + np.arange(tiles.TILE)
+    logits = np.take_along_axis(masses.logits, np.minimum(column, size - 1), 1)
+    logits[column >= size] = -np.inf
+
+    def weigh(peak: Singles) -> Singles:
+        return exp2(logits - peak[:, np.newaxis], masses.distributions.scale[:, np.newaxis])
+
+    sums = weigh(logits.max(-1))
+    sums[column >= size + -size % tiles.RUN] = 0
+    lane = pick(tiles.lane_sums(sums.reshape(len(tile), -1, tiles.CHUNK)), share)
+    weights = weigh(distributions.peak[:, 0]) * (logits > -np.inf)
+    of_lane = weights.reshape(len(tile), -1, tiles.LANES, tiles.RUN)[rows, :, lane].reshape(len(tile), -1)
+    within = pick(of_lane, inside)
+    chunk, place = np.divmod(within, tiles.RUN)
+    token = chosen * tiles.TILE + chunk * tiles.CHUNK + lane * tiles.RUN + place
+    token = np.minimum(token, size - 1)  # of a row without a distribution
+    stays = uniform * (of_lane[rows, within] * masses.share) < masses.mass[rows, token]
+    return np.where(stays, token, -1)
 
 
 def draw_token(mass: Singles, tile_mass: Doubles, changed: Truths, words: RandomWords) -> Integers:
