@@ -7,23 +7,51 @@
 // whose maximum weighs more. Where these are at most half of the shares, one block reads only those and sorts what it
 // finds.
 //
-// Elsewhere, or where that was more than fits, the row is read whole. A histogram over logarithms of weights, equally
-// far apart, holds the count and the weight of each bin; all blocks of the row add to it, and the last one to come goes
-// on alone. It gathers and sorts the logits of the bin that holds the cut. Only where they are more than fit, it
-// narrows them by a radix select first, over the bits of their keys in which they differ, until they fit or are equal.
+// Elsewhere, or where that was more than fits, the row is read whole, and all blocks of the row add to a histogram; the
+// last one to come goes on alone. Of bfloat16 a bin holds equal logits: that their number times their weight is added
+// up leaves the search for the last of those that stay. Of other types a bin holds the number and the weights of logits
+// whose weights' logarithms are near: those of the bin that holds the cut are gathered and sorted. Only where they are
+// more than fit, they are narrowed by a radix select first, over the bits of their keys in which they differ, until they
+// fit or are equal.
 //
-// Both ways find the same cut: weights are added as integers.
+// All ways find the same cut: weights are added as integers.
 #include "early.cuh"
 #include "law.cuh"
 
 constexpr int CUT_THREADS = 512;
 constexpr int CUT_WARPS = CUT_THREADS / WARP;
+constexpr int CUT_THREAD_BITS = 9;
+static_assert(1 << CUT_THREAD_BITS == CUT_THREADS);
 constexpr int CANDIDATES = 4096;
 constexpr int EACH = CANDIDATES / CUT_THREADS;
 
 constexpr int DIGIT_BITS = 11;
 constexpr int BINS = 1 << DIGIT_BITS;
 constexpr int BINS_EACH = BINS / CUT_THREADS;
+constexpr int MOST_TILES = 2048;  // of a row
+
+// Of bfloat16, in ascending order: a bin of equal logits for every number from 2 ** -24 to just below 2 ** 8, one for
+// each of their negatives, and between them one for zero and what is nearer to it.
+constexpr int VALUES = 8192, VALUE_OF_ZERO = VALUES / 2, LOWEST_VALUE = 1;
+constexpr u32 BELOW_LEAST_VALUE = ((127 - 24) << 7) - 1;  // as bfloat16
+template <typename Logit> constexpr bool HAS_VALUE_BINS = false;
+template <> constexpr bool HAS_VALUE_BINS<Bf16> = true;
+
+// times: the bins' distance, a power of two.
+template <int TIMES> __device__ __forceinline__ int value_bin(float logit) {
+    const u32 bits = __float_as_uint(logit);
+    const int place = max(static_cast<int>(bits >> 16 & 0x7fffu) - static_cast<int>(BELOW_LEAST_VALUE), 0);
+    return TIMES * VALUE_OF_ZERO + place * ((static_cast<int>(bits) >> 31 & -2 * TIMES) ^ TIMES);
+}
+__device__ __forceinline__ float value_of(int bin) {
+    const u32 place = static_cast<u32>(abs(bin - VALUE_OF_ZERO));
+    const u32 magnitude = place == 0 ? 0 : place + BELOW_LEAST_VALUE;
+    return __uint_as_float((bin < VALUE_OF_ZERO ? 0x80000000u : 0u) | magnitude << 16);
+}
+// What is nearer to 0 than 2 ** -24 weighs as much as 0 where the peak is at least as far away as this: the difference
+// of both is rounded to the same.
+constexpr float LEAST_PEAK_OF_VALUES = 2.0f, MOST_PEAK_OF_VALUES = 256.0f;
+
 constexpr int BINS_PER_OCTAVE = 64;  // of weights; so the lowest bin begins at 2 ** -32
 
 // Unsigned, in the order of the numbers; both zeros are the same.
@@ -82,6 +110,8 @@ struct KeyRange {
     __device__ __forceinline__ float least() const { return logit_of(low); }
     // -0 is equal to 0, whose key is the next one.
     __device__ __forceinline__ float most() const { return logit_of(high == KEY_OF_ZERO - 1 ? high - 1 : high); }
+    // Whether all logits inside are equal.
+    template <typename Logit> __device__ __forceinline__ bool holds_one() const { return high - low < KEY_SPACING<Logit>; }
 };
 
 struct Bins {
@@ -107,7 +137,10 @@ struct CutScratch {
     union {  // the bins are read before anything is gathered
         u64 entries[CANDIDATES];
         Bins bins;
+        u32 values[VALUES];
     };
+    u32 ties[MOST_TILES];  // of each tile
+    int lowest, highest;  // bins of values that are counted
     u64 sums[CUT_WARPS];
     u32 counts[CUT_WARPS];
     int wanted[CUT_THREADS];  // shares to read
@@ -122,6 +155,7 @@ struct CutScratch {
     Tally above, inside;
     u32 filled;
     bool complete, found, last;
+    bool valued, unvalued;  // the values hold the row; they do not tell what is asked
     u32 bin;
     Cut cut;
 };
@@ -184,27 +218,34 @@ __device__ __forceinline__ float bound_by_shares(const Row<Logit>& row, int shar
     return bound;
 }
 
+// Runs that a thread has under way before it uses the first.
+template <typename Logit> constexpr int RUNS_AHEAD = sizeof(Logit) <= 2 ? 2 : 1;
+
 // Calls visit(logits) for every run in [from, to), from a multiple of TILE on.
 template <typename Logit, typename Visit>
 __device__ __forceinline__ void each_run(const Row<Logit>& row, int from, int to, const Visit& visit) {
     typedef typename Reader<Logit>::Raw Raw;
-    constexpr int AHEAD = sizeof(Raw) <= 16 ? 2 : 1, STRIDE = CUT_THREADS * RUN;
-    for (int first = from + threadIdx.x * RUN; first < to; first += AHEAD * STRIDE) {
+    constexpr int AHEAD = RUNS_AHEAD<Logit>, STRIDE = CUT_THREADS * RUN;
+    const int end = min(to, row.size);
+    float logits[RUN];
+    int first = from + threadIdx.x * RUN;
+    for (; row.whole && first + (AHEAD - 1) * STRIDE + RUN <= end; first += AHEAD * STRIDE) {
         Raw ahead[AHEAD];  // all under way before the first is used
-        bool held[AHEAD];
 #pragma unroll
         for (int place = 0; place < AHEAD; ++place) {
             const int at = first + place * STRIDE;
-            held[place] = at < min(to, row.size);
-            if (held[place]) ahead[place] = Reader<Logit>::read(row.logits, at, row.size, row.whole);
+            ahead[place] = Reader<Logit>::read(row.logits, at, at + RUN, true);
         }
 #pragma unroll
         for (int place = 0; place < AHEAD; ++place) {
-            if (!held[place]) continue;
-            float logits[RUN];
             Reader<Logit>::unpack(ahead[place], logits);
             visit(logits);
         }
+    }
+#pragma unroll 1
+    for (; first < end; first += STRIDE) {
+        Reader<Logit>::unpack(Reader<Logit>::read(row.logits, first, row.size, row.whole), logits);
+        visit(logits);
     }
 }
 
@@ -234,7 +275,7 @@ __device__ __forceinline__ int wanted_shares(
 // fit; scratch.filled is how many they are.
 template <typename Logit> __device__ __forceinline__ void gather(const Row<Logit>& row, CutScratch& scratch) {
     typedef typename Reader<Logit>::Raw Raw;
-    constexpr int AHEAD = sizeof(Raw) <= 16 ? 2 : 1;  // runs under way before the first is used
+    constexpr int AHEAD = RUNS_AHEAD<Logit>;
     const float least = scratch.range.least(), most = scratch.range.most();
     const int shares = (row.size + TILE - 1) / TILE * WARP;
     __syncthreads();
@@ -307,7 +348,7 @@ template <typename Logit> __device__ __forceinline__ u32 least_key(const Row<Log
     if (bin == 0) return 0;
     u32 below = 0;  // a key of a lower bin
 #pragma unroll 1
-    for (int shift = 23;; shift = max(shift - 9, 0)) {
+    for (int shift = 32 - CUT_THREAD_BITS;; shift = max(shift - CUT_THREAD_BITS, 0)) {
         const u32 key = below + (threadIdx.x << shift);
         const int lower = __syncthreads_count(key <= KEY_OF_INFINITY && row.bin(logit_of(key)) < bin);
         below += static_cast<u32>(lower - 1) << shift;
@@ -316,6 +357,11 @@ template <typename Logit> __device__ __forceinline__ u32 least_key(const Row<Log
 }
 
 constexpr int BY_WEIGHT = 32;  // in place of a digit's lowest bit: bins of weights
+
+// The lowest bit of the first digit in which keys inside differ.
+__device__ __forceinline__ int digit_of(const KeyRange& range) {
+    return max(32 - DIGIT_BITS - __clz(static_cast<int>(range.high - range.low)), 0);
+}
 
 // The logits of [from, to) in the range, by the bin that bin_of(logit) tells.
 template <typename Logit, typename BinOf>
@@ -382,20 +428,102 @@ __device__ __forceinline__ bool pick_bin(const Row<Logit>& row, int shift, CutSc
     return true;
 }
 
+// Adds 1 to the bin of a logit that is at least `least`, in shared memory.
+__device__ __forceinline__ void count_value(u32* values, float logit, float least) {
+#ifdef DRIFTGUARD_SIMT
+    if (logit >= least) atomicAdd(values + value_bin<1>(logit), 1u);
+#else
+    const u32 at = static_cast<u32>(__cvta_generic_to_shared(values)) + value_bin<4>(logit);
+    asm volatile(
+        "{ .reg .pred counted; setp.ge.f32 counted, %1, %2; @counted red.shared.add.u32 [%0], 1; }"
+        :: "r"(at), "f"(logit), "f"(least) : "memory"
+    );
+#endif
+}
+
+// The logits of [from, to) in the range, by their values.
+template <typename Logit>
+__device__ __forceinline__ void count_values(const Row<Logit>& row, int from, int to, CutScratch& scratch) {
+    const float least = fmaxf(scratch.range.least(), value_of(LOWEST_VALUE));
+    for (int bin = scratch.lowest + threadIdx.x; bin <= scratch.highest; bin += CUT_THREADS) scratch.values[bin] = 0;
+    __syncthreads();
+    each_run(row, from, to, [&](const float (&logits)[RUN]) {
+#pragma unroll
+        for (int place = 0; place < RUN; ++place) count_value(scratch.values, logits[place], least);
+    });
+    __syncthreads();
+}
+
+enum class Narrowed { HERE, BY_ANOTHER_BLOCK, NO };
+
+// Narrows the range to the bin with which the logits reach the target, from the highest on. NO: all of them miss it, or
+// the bin holds too many numbers that differ.
+template <typename Logit>
+__device__ __forceinline__ Narrowed pick_value(const Row<Logit>& row, CutScratch& scratch) {
+    const int bins = scratch.highest - scratch.lowest + 1, each = (bins + CUT_THREADS - 1) / CUT_THREADS;
+    const int first = scratch.highest - static_cast<int>(threadIdx.x) * each;
+    const int last = max(first - each + 1, scratch.lowest);
+    const auto tally_of = [&](int bin) -> Tally {
+        const u32 count = scratch.values[bin];
+        return {count, count == 0 ? 0 : count * row.weight(value_of(bin))};
+    };
+    Tally own = {0, 0};
+#pragma unroll 1
+    for (int bin = first; bin >= last; --bin) {
+        const Tally here = tally_of(bin);
+        own.count += here.count, own.mass += here.mass;
+    }
+    Tally held = {sum_before(own.count, scratch.counts), sum_before(own.mass, scratch.sums)};
+    if (threadIdx.x == CUT_THREADS - 1) {
+        const Tally all = {held.count + own.count, held.mass + own.mass};
+        scratch.found = scratch.target.reached(all);
+    }
+    __syncthreads();
+    if (!scratch.found) return Narrowed::NO;
+    const Target target = scratch.target;
+#pragma unroll 1
+    for (int bin = first; bin >= last; --bin) {
+        const Tally here = tally_of(bin);
+        const Tally until = {held.count + here.count, held.mass + here.mass};
+        if (!target.reached(held) && target.reached(until)) {
+            scratch.above = held, scratch.inside = here, scratch.bin = bin;
+        }
+        held = until;
+    }
+    __syncthreads();
+    const int bin = static_cast<int>(scratch.bin);
+    const bool near_zero = bin == VALUE_OF_ZERO;
+    if (near_zero && scratch.inside.count > CANDIDATES) return Narrowed::NO;
+    if (threadIdx.x == 0) {
+        const float next = value_of(VALUE_OF_ZERO + 1);
+        const u32 low = key_of(near_zero ? -next : value_of(bin)), high = key_of(near_zero ? next : value_of(bin));
+        scratch.range = {low + near_zero, high - near_zero};
+    }
+    __syncthreads();
+    return Narrowed::HERE;
+}
+
 // In global memory, where the blocks that share a row add up the bins of all its logits.
 struct SharedBins {
-    u32* counts;  // [rows, BINS]
+    u32* counts;  // [rows, VALUES]
     u64* masses;  // [rows, BINS]
     u32* arrivals;  // [rows]
 
+    static __device__ __forceinline__ i64 value_at(int bin) { return static_cast<i64>(blockIdx.x) * VALUES + bin; }
     static __device__ __forceinline__ i64 at(int bin) { return static_cast<i64>(blockIdx.x) * BINS + bin; }
 
     __device__ __forceinline__ void add(const Bins& bins) const {
         for (int bin = threadIdx.x; bin < BINS; bin += CUT_THREADS) {
             const Tally tally = bins.of(bin);
             if (tally.count == 0) continue;
-            atomicAdd(counts + at(bin), tally.count);
+            atomicAdd(counts + value_at(bin), tally.count);
             atomicAdd(masses + at(bin), tally.mass);
+        }
+        __threadfence();
+    }
+    __device__ __forceinline__ void add_values(const CutScratch& scratch) const {
+        for (int bin = scratch.lowest + threadIdx.x; bin <= scratch.highest; bin += CUT_THREADS) {
+            if (scratch.values[bin] != 0) atomicAdd(counts + value_at(bin), scratch.values[bin]);
         }
         __threadfence();
     }
@@ -414,14 +542,58 @@ struct SharedBins {
     __device__ __forceinline__ void read(Bins& bins) const {
         __syncthreads();
         for (int bin = threadIdx.x; bin < BINS; bin += CUT_THREADS) {
-            bins.set(bin, {__ldcg(counts + at(bin)), __ldcg(masses + at(bin))});
+            bins.set(bin, {__ldcg(counts + value_at(bin)), __ldcg(masses + at(bin))});
+        }
+        __syncthreads();
+    }
+    __device__ __forceinline__ void read_values(CutScratch& scratch) const {
+        __syncthreads();
+        for (int bin = scratch.lowest + threadIdx.x; bin <= scratch.highest; bin += CUT_THREADS) {
+            scratch.values[bin] = __ldcg(counts + value_at(bin));
         }
         __syncthreads();
     }
     __device__ __forceinline__ void clear() const {
-        for (int bin = threadIdx.x; bin < BINS; bin += CUT_THREADS) counts[at(bin)] = 0, masses[at(bin)] = 0;
+        for (int bin = threadIdx.x; bin < BINS; bin += CUT_THREADS) counts[value_at(bin)] = 0, masses[at(bin)] = 0;
+    }
+    __device__ __forceinline__ void clear_values(const CutScratch& scratch) const {
+        for (int bin = scratch.lowest + threadIdx.x; bin <= scratch.highest; bin += CUT_THREADS) counts[value_at(bin)] = 0;
     }
 };
+
+// `narrow` to a value. NO: that is not known by the bins.
+template <typename Logit>
+__device__ __forceinline__ Narrowed narrow_to_value(
+    const Row<Logit>& row, bool shared, const SharedBins& shared_bins, bool& counted, CutScratch& scratch
+) {
+    if (row.peak >= MOST_PEAK_OF_VALUES || row.peak < value_of(LOWEST_VALUE)) {
+        return shared && blockIdx.y > 0 ? Narrowed::BY_ANOTHER_BLOCK : Narrowed::NO;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        scratch.range = {scratch.least, KEY_OF_INFINITY};
+        scratch.lowest = value_bin<1>(fmaxf(scratch.range.least(), value_of(LOWEST_VALUE)));
+        scratch.highest = value_bin<1>(row.peak);
+    }
+    __syncthreads();
+    if (!scratch.valued) {
+        const int blocks = shared ? gridDim.y : 1;
+        const int each = (row.size + blocks * TILE - 1) / (blocks * TILE) * TILE;
+        const int from = shared ? static_cast<int>(blockIdx.y) * each : 0;
+        count_values(row, from, from + each, scratch);
+        if (shared) {
+            shared_bins.add_values(scratch);
+            if (!shared_bins.arrives_last(scratch.last)) return Narrowed::BY_ANOTHER_BLOCK;
+            counted = true;
+            shared_bins.read_values(scratch);
+        }
+        if (threadIdx.x == 0) scratch.valued = true;
+    }
+    const bool zeros = scratch.lowest <= VALUE_OF_ZERO && scratch.highest >= VALUE_OF_ZERO
+        && scratch.values[VALUE_OF_ZERO] != 0;
+    if (zeros && fabsf(row.peak) < LEAST_PEAK_OF_VALUES) return Narrowed::NO;
+    return pick_value(row, scratch);
+}
 
 // Narrows the range, to begin with from scratch.least on, until the logits inside fit, or are equal. `shared`: by the
 // blocks of the row together, which count it once (`counted`); false where another one of them goes on.
@@ -429,6 +601,17 @@ template <typename Logit>
 __device__ __forceinline__ bool narrow(
     const Row<Logit>& row, bool shared, const SharedBins& shared_bins, bool& counted, CutScratch& scratch
 ) {
+    if constexpr (HAS_VALUE_BINS<Logit>) {
+        __syncthreads();
+        if (!scratch.unvalued) {
+            const Narrowed narrowed = narrow_to_value(row, shared, shared_bins, counted, scratch);
+            if (narrowed != Narrowed::NO) return narrowed == Narrowed::HERE;
+            __syncthreads();
+            if (threadIdx.x == 0) scratch.unvalued = true;
+        }
+    }
+    // Of what has no value of its own, by digits alone.
+    constexpr bool WEIGHS = !HAS_VALUE_BINS<Logit>;
     int shift = BY_WEIGHT;
 #pragma unroll 1
     for (;;) {
@@ -437,7 +620,8 @@ __device__ __forceinline__ bool narrow(
             scratch.range = {scratch.least, KEY_OF_INFINITY}, scratch.above = {0, 0};
         }
         __syncthreads();
-        const bool together = shared && shift == BY_WEIGHT;
+        if (!WEIGHS) shift = digit_of(scratch.range);
+        const bool together = WEIGHS && shared && shift == BY_WEIGHT;
         if (shift != BY_WEIGHT) {
             const u32 low = scratch.range.low;
             count_bins(row, 0, row.size, [&](float logit) { return (key_of(logit) - low) >> shift; }, scratch);
@@ -457,44 +641,111 @@ __device__ __forceinline__ bool narrow(
         }
         if (!pick_bin(row, shift, scratch)) {
             shared = false;  // rounding left out some of what stays: count all of it, alone
+            shift = BY_WEIGHT;
             if (threadIdx.x == 0) scratch.least = LEAST_KEY;
             continue;
         }
-        const u32 span = scratch.range.high - scratch.range.low;
-        if (scratch.inside.count <= CANDIDATES || span < KEY_SPACING<Logit>) return true;
-        shift = max(32 - DIGIT_BITS - __clz(static_cast<int>(span)), 0);
+        if (scratch.inside.count <= CANDIDATES || scratch.range.template holds_one<Logit>()) return true;
+        shift = digit_of(scratch.range);
     }
 }
 
-// The cut among equal logits, the only ones in the range: of those that stay, the last by token.
-template <typename Logit> __device__ __forceinline__ void cut_among_ties(const Row<Logit>& row, CutScratch& scratch) {
-    const Tally above = scratch.above;
-    const u64 weight = scratch.inside.mass / scratch.inside.count;
+// The cut among equal logits, the only ones in the range: of those that stay, the last by token. mass_only: that is all
+// that is asked.
+template <typename Logit>
+__device__ __forceinline__ void cut_among_ties(const Row<Logit>& row, bool mass_only, CutScratch& scratch) {
     u32 staying = 1;
-    for (u32 most = scratch.inside.count; staying < most;) {
-        const u32 middle = staying + (most - staying) / 2;
-        const bool reached = scratch.target.reached({above.count + middle, above.mass + middle * weight});
-        if (reached) most = middle; else staying = middle + 1;
+    {
+        const Tally above = scratch.above;
+        const u64 weight = scratch.inside.mass / scratch.inside.count;
+#pragma unroll 1
+        for (u32 most = scratch.inside.count; staying < most;) {
+            const u32 middle = staying + (most - staying) / 2;
+            const bool reached = scratch.target.reached({above.count + middle, above.mass + middle * weight});
+            if (reached) most = middle; else staying = middle + 1;
+        }
+        if (threadIdx.x == 0) scratch.cut.kept = above.mass + staying * weight;
     }
+    if (mass_only) return;
     const float least = scratch.range.least(), most = scratch.range.most();
     const auto inside = [&](float logit) { return logit >= least && logit <= most; };
-    const int runs = (row.size + RUN - 1) / RUN, each = (runs + CUT_THREADS - 1) / CUT_THREADS * RUN;
-    const int first = threadIdx.x * each, end = min(first + each, row.size);
-    u32 own = 0;
-    for (int at = first; at < end; at += RUN) {
+    const int tiles = (row.size + TILE - 1) / TILE, lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+
+    // Of each tile, by a warp: how many there are.
+#pragma unroll 1
+    for (int tile = warp; tile < tiles; tile += CUT_WARPS) {
+        constexpr int AHEAD = 2 * RUNS_AHEAD<Logit>;
+        const int first = tile * TILE + lane * RUN;
         float logits[RUN];
-        Reader<Logit>::unpack(Reader<Logit>::read(row.logits, at, row.size, row.whole), logits);
+        u32 own = 0;
+        const auto count = [&] {
 #pragma unroll
-        for (int place = 0; place < RUN; ++place) own += inside(logits[place]);
+            for (int place = 0; place < RUN; ++place) own += inside(logits[place]);
+        };
+        if (row.whole && (tile + 1) * TILE <= row.size) {
+#pragma unroll 1
+            for (int chunk = 0; chunk < CHUNKS; chunk += AHEAD) {
+                typename Reader<Logit>::Raw runs[AHEAD];
+#pragma unroll
+                for (int ahead = 0; ahead < AHEAD; ++ahead) {
+                    const int at = first + (chunk + ahead) * CHUNK;
+                    runs[ahead] = Reader<Logit>::read(row.logits, at, at + RUN, true);
+                }
+#pragma unroll
+                for (int ahead = 0; ahead < AHEAD; ++ahead) {
+                    Reader<Logit>::unpack(runs[ahead], logits);
+                    count();
+                }
+            }
+        } else {
+#pragma unroll 1
+            for (int at = first; at < min((tile + 1) * TILE, row.size); at += CHUNK) {
+                Reader<Logit>::unpack(Reader<Logit>::read(row.logits, at, row.size, row.whole), logits);
+                count();
+            }
+        }
+        own = sum_by_halves(own);
+        if (lane == 0) scratch.ties[tile] = own;
     }
+    __syncthreads();
+
+    // The tile in which the last one that stays lies, and which of its ties that is.
+    const int each = (tiles + CUT_THREADS - 1) / CUT_THREADS, first = threadIdx.x * each, end = min(first + each, tiles);
+    u32 own = 0;
+#pragma unroll 1
+    for (int tile = first; tile < end; ++tile) own += scratch.ties[tile];
     u32 passed = sum_before(own, scratch.counts);
-    if (passed < staying && staying <= passed + own) {
-        for (int at = first; at < end; ++at) {
-            const float logit = Reader<Logit>::one(row.logits, at);
-            if (!inside(logit) || ++passed != staying) continue;
-            scratch.cut = {logit, at, above.mass + staying * weight};
+#pragma unroll 1
+    for (int tile = first; tile < end; ++tile) {
+        const u32 here = scratch.ties[tile];
+        if (passed < staying && staying <= passed + here) scratch.bin = tile, scratch.filled = staying - passed;
+        passed += here;
+    }
+    __syncthreads();
+    if (warp == 0) {
+        u32 left = scratch.filled;
+#pragma unroll 1
+        for (int at = static_cast<int>(scratch.bin) * TILE + lane * RUN; left > 0; at += CHUNK) {
+            float logits[RUN];
+            Reader<Logit>::unpack(Reader<Logit>::read(row.logits, at, row.size, row.whole), logits);
+            u32 here = 0;
+#pragma unroll
+            for (int place = 0; place < RUN; ++place) here += inside(logits[place]);
+            const u32 up_to = static_cast<u32>(sum_up_to(here)), total = __shfl_sync(FULL_WARP, up_to, WARP - 1);
+            if (up_to - here < left && left <= up_to) {
+                u32 before = up_to - here;
+                int found = 0;
+#pragma unroll
+                for (int place = 0; place < RUN; ++place) {
+                    if (inside(logits[place]) && ++before == left) found = place;
+                }
+                scratch.cut.token = at + found;
+            }
+            left = left <= total ? 0 : left - total;
         }
     }
+    __syncthreads();
+    if (threadIdx.x == 0) scratch.cut.logit = Reader<Logit>::one(row.logits, scratch.cut.token);
     __syncthreads();
 }
 
@@ -532,8 +783,9 @@ __device__ __forceinline__ bool few_shares(const Row<Logit>& row, double normali
 }
 
 // Grid: batch x steps, any number that share a row, blocks of CUT_THREADS threads. Arguments as `row_statistics`,
-// after which it runs; cuts, cut_tokens and kept are written for the rows of requests that ask for top-k or top-p. arrivals [batch x steps], and where more than one block shares a row bin_counts and bin_masses [batch x
-// steps, BINS]: zero, and left zero.
+// after which it runs; cuts, cut_tokens and kept are written for the rows of requests that ask for top-k or top-p.
+// arrivals [batch x steps], and where more than one block shares a row bin_counts [batch x steps, VALUES] and bin_masses
+// [batch x steps, BINS]: zero, and left zero.
 template <typename Logit>
 __device__ __forceinline__ void row_cutoffs(
     const Logit* __restrict__ logits, i64 row_stride, int steps, int size, const int* __restrict__ lengths,
@@ -561,13 +813,13 @@ __device__ __forceinline__ void row_cutoffs(
     const Logit* at = logits + static_cast<i64>(blockIdx.x) * row_stride;
     const float* maxima = lane_maxima + law * tiles * WARP;
     const Row<Logit> row = {at, size, starts_on_16_bytes(at), scales[request], uncut.peak, maxima};
-    if (threadIdx.x == 0) scratch.top_k = top_k, scratch.top_p = top_p;
+    if (threadIdx.x == 0) scratch.top_k = top_k, scratch.top_p = top_p, scratch.valued = scratch.unvalued = false;
     __syncthreads();
     const bool alone = few_shares(row, uncut.normaliser, scratch);
     if (alone && blockIdx.y > 0) return;
 
     const SharedBins shared_bins = {bin_counts, bin_masses, arrivals};
-    bool whole = !alone, counted = false, known = false;
+    bool whole = !alone, counted = false, known = false, tied = false;
     // Top-k, then top-p of what it left; in the whole row where the shares were too many, or hold more than fits.
 #pragma unroll 1
     for (bool by_count = top_k > 0;;) {
@@ -580,11 +832,12 @@ __device__ __forceinline__ void row_cutoffs(
         // What is known of the range is enough again where top-p ends in it too.
         if (!known || scratch.target.reached(scratch.above)) {
             if (whole && !narrow(row, !alone && gridDim.y > 1, shared_bins, counted, scratch)) return;
-            if (!whole || scratch.inside.count <= CANDIDATES) gather(row, scratch);
+            tied = whole && scratch.range.template holds_one<Logit>();
+            if (!tied) gather(row, scratch);
             known = true;
         }
-        if (whole && scratch.inside.count > CANDIDATES) {
-            cut_among_ties(row, scratch);
+        if (tied) {
+            cut_among_ties(row, by_count && scratch.top_p < 1.0, scratch);
         } else if (scratch.filled > CANDIDATES || !cut_among(row, whole || scratch.complete, scratch)) {
             whole = true, known = false;
             continue;
@@ -593,7 +846,8 @@ __device__ __forceinline__ void row_cutoffs(
         by_count = false;
         if (threadIdx.x == 0) scratch.total = static_cast<double>(scratch.cut.kept);
     }
-    if (counted) shared_bins.clear();
+    if (counted && HAS_VALUE_BINS<Logit>) shared_bins.clear_values(scratch);
+    if (counted && !HAS_VALUE_BINS<Logit>) shared_bins.clear();
     if (threadIdx.x == 0) {
         cuts[law] = scratch.cut.logit, cut_tokens[law] = scratch.cut.token;
         kept[law] = __dmul_rn(static_cast<double>(scratch.cut.kept), 1.0 / FIXED_ONE);
