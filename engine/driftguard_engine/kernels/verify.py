@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from driftguard_engine.kernels.reference.tiles import LANES, TILE, tiles_of
 from driftguard_engine.kernels.reference.verify import Rule
 
 MOST_DRAFTS = 31  # of a request: one lane of a warp decides each step
+Sums = Literal["rarely", "often", "always"]
 _VERIFY: dict[Rule, str] = {"token": "verify_chain", "block": "verify_block"}
 
 MOST_TOKENS = 2048 * TILE  # of a vocabulary: a draw looks at so many tiles
@@ -84,9 +85,9 @@ class DistributionTable:
             return torch.empty(rows, *shape, dtype=kind, device=device)
 
         single, double, tiles = torch.float32, torch.float64, tiles_of(size)
-        of_tiles, of_lanes = (tiles, tiles), (tiles * LANES, tiles * LANES)
-        sums = (room(single, each) for each in (*of_tiles, *of_lanes))
-        return cls(*sums, room(single), room(torch.int32), room(double))
+        of_tiles = room(single, tiles), room(single, tiles)
+        of_lanes = room(single, tiles * LANES), room(single, tiles * LANES)
+        return cls(*of_tiles, *of_lanes, room(single), room(torch.int32), room(double))
 
     def read(self) -> list[Argument]:
         return [self.tile_maxima, self.tile_sums, self.lane_sums, self.cut, self.cut_token, self.kept]
@@ -172,13 +173,14 @@ def draw_drafts(
 
     logits: [B, V] of the draft, each row contiguous.
     """
-    suffix, drafts = SUFFIXES[logits.dtype], space.drafts
+    suffix, drafts, batch = SUFFIXES[logits.dtype], space.drafts, len(logits)
+    blocks = _blocks_of_row(logits.device, batch, space.size, "often") if sampling.narrows else 1
     find_distributions(
         launcher, logits.unsqueeze(1), None, sampling, space.draft, drafts, step, space.meetings
     )
     launcher.launch(
         f"draw_drafts_{suffix}",
-        (len(logits), _blocks_of_row(logits.device, len(logits), space.size) if sampling.narrows else 1, 1),
+        (batch, blocks, 1),
         _DRAW_THREADS,
         [
             *(logits, np.int64(logits.stride(0)), np.int32(space.size), np.int32(drafts), np.int32(step)),
@@ -203,10 +205,11 @@ def verify(
     for drafts that were not drawn (n-grams); lengths [B] int32.
     """
     suffix, (batch, steps, size) = SUFFIXES[target_logits.dtype], target_logits.shape
+    sums: Sums = "always" if space.rule == "block" else "often" if sampling.narrows else "rarely"
     find_distributions(launcher, target_logits, lengths, sampling, space.target, steps, 0, space.meetings)
     launcher.launch(
         f"{_VERIFY[space.rule]}_{suffix}",
-        (batch, _blocks_of_row(target_logits.device, batch, size, space.rule == "block"), 1),
+        (batch, _blocks_of_row(target_logits.device, batch, size, sums), 1),
         _DRAW_THREADS,
         [
             *(target_logits, _row_stride(target_logits), draft_logits),
@@ -264,16 +267,15 @@ def find_distributions(
 
 
 @cache
-def _blocks_of_row(device: torch.device, batch: int, size: int, sums: bool = False) -> int:
-    """Blocks of each row: at most one on a processor, until every warp has a tile.
-
-    sums: all masses are always added up. Then as many as run at a time; of few rows, every processor.
-    """
+def _blocks_of_row(device: torch.device, batch: int, size: int, sums: Sums) -> int:
+    """Blocks that share a row: at most as many as run at a time. sums: how often its masses are added up."""
     processors, tiles = 1, tiles_of(size)
     if device.type == "cuda":
         processors = torch.cuda.get_device_properties(device).multi_processor_count
-    wanted = -(-tiles // _DRAWING_WARPS)
-    if sums:
+    wanted = -(-tiles // _DRAWING_WARPS)  # a tile for every warp
+    if sums == "rarely":
+        wanted = min(wanted, batch)  # the more rows, the likelier is it that one of them needs all
+    elif sums == "always":
         wanted = max(wanted, min(tiles, processors // batch))
     return max(1, min(wanted, processors * _DRAWING_BLOCKS // batch))
 

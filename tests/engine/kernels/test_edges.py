@@ -160,8 +160,8 @@ def test_certain_drafts(module: Module, dtype: torch.dtype) -> None:
 @DTYPES
 @pytest.mark.parametrize("certain", [False, True])
 def test_residuals_of_aligned_rows(module: Module, certain: bool, dtype: torch.dtype) -> None:
-    """Whole tiles and a part; cuts in, between and beyond them, where equal logits stay up to a token. So little is
-    left of the target's row that hardly any token that is proposed stays, and the tiles are summed."""
+    """Whole tiles and a part; cuts in, between and beyond them, where equal logits stay up to a token. So
+    little is left of the target's row that hardly any token that is proposed stays: tiles are summed."""
     size, rows = 2 * 4096 + 5 * 256 + 8, 12
     top_ks = [60, 20, 100, 60] if certain else [0, 5000, 100, 4095, 4096, 4097, 0]
     sampling = sampling_of(rows, [1.0, 0.7], top_ks, [1.0, 1.0, 1.0, 1.0, 0.4])

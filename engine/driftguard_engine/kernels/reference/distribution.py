@@ -64,8 +64,8 @@ class TokenDistributions:
 
     @property
     def tile_mass(self) -> Doubles:
-        """[B, S, T]: sum of the weights in each tile, also of those that are cut; of a single tile that top-k cuts
-        it is 0."""
+        """[B, S, T]: sum of the weights in each tile, also of those that are cut; 0 of a single tile that
+        top-k cuts."""
         return self.of_steps["tile_mass"]
 
     def weigh(self, logits: Singles, tokens: Integers, exp2: Exp2) -> Singles:

@@ -16,8 +16,8 @@ DRAFT = 1
 ACCEPT = 2
 RESIDUAL = 3  # the token that the target itself adds: resampled after a rejection, or the bonus
 
-# Added to the purpose of a token: which of the tokens proposed for it, from 1 on (`verify.propose`), and the two
-# words more that such a token needs.
+# Added to the purpose of a token: which of the tokens proposed for it, from 1 on (`verify.propose`), and the
+# two words more that such a token needs.
 PROPOSED, MORE = 1 << 8, 1 << 16
 
 RandomWords = NDArray[np.uint64]

@@ -5,8 +5,8 @@ transformers via speculative decoding", ICML 2023; Chen et al., "Accelerating la
 with speculative sampling", 2023).
 block: the accepted run is chosen with a view to the whole block (Sun et al., "Block verification accelerates
 speculative decoding", ICLR 2025, Algorithm 2).
-What both leave for the target's own token, (r p - q)+, is drawn without adding all of it up: tokens are drawn from
-p, and one stays with probability (r p - q)+ / r p (`propose`).
+What both leave for the target's own token, (r p - q)+, is seldom added up: tokens are drawn from p, and one
+stays with probability (r p - q)+ / r p (`propose`).
 Inputs are checked by `driftguard_engine.verify`; nothing is checked here.
 """
 
@@ -332,14 +332,16 @@ def _shares(normaliser: Doubles, ratio: Doubles) -> Singles:
     """What a weight of the target and one of the draft are multiplied by, [N, 2]. ratio [N]: r."""
     share = 1 / normaliser
     share[:, 0] *= ratio
-    return share.astype(np.float32)
+    rounded: Singles = share.astype(np.float32)
+    return rounded
 
 
 def _excess(weights: Singles, shares: Singles) -> Singles:
     """(r p - q)+ [N, V] of the weights [N, 2, V] of target and draft."""
     excess = weights[:, 0] * shares[:, :1]
     excess -= weights[:, 1] * shares[:, 1:]
-    return np.maximum(excess, 0, out=excess)
+    positive: Singles = np.maximum(excess, 0, out=excess)
+    return positive
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,9 +356,14 @@ class Masses:
     proposes: Truths  # [B]: whether tokens are proposed first (`propose`)
 
     def rows(self, index: Index) -> Masses:
-        others = (self.mass, self.share, self.changed, self.proposes)
-        distributions = self.distributions.rows(index)
-        return Masses(self.logits[index], distributions, *(part[index] for part in others))
+        return Masses(
+            self.logits[index],
+            self.distributions.rows(index),
+            self.mass[index],
+            self.share[index],
+            self.changed[index],
+            self.proposes[index],
+        )
 
 
 def _own_masses(
@@ -412,9 +419,9 @@ def _draw_by_sums(masses: Masses, noise: Noise) -> Integers:
 
 
 def propose(masses: Masses, noise: Noise, number: int, exp2: Exp2) -> Integers:
-    """A token of each row with the probability of its uncut weight, or -1: it stays with the probability of its
-    mass relative to that. So it has the distribution of the masses where it stays (von Neumann's rejection),
-    and of a row only one tile is read, not all.
+    """A token of each row by the uncut weights, or -1: it stays with the probability of its mass relative to
+    its weight. So a token that stays has the distribution of the masses (rejection sampling: von Neumann,
+    "Various techniques used in connection with random digits", 1951), and of a row a few tokens are read.
 
     A tile is drawn, in it a share, the 64 tokens that one lane of a warp weighs, and one of those.
     """
