@@ -15,24 +15,22 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.cache_utils import (
     Cache,
-    DummyLayer,
     DynamicCache,
     DynamicLayer,
-    DynamicSlidingWindowLayer,
-    LinearAttentionAndFullAttentionLayer,
     LinearAttentionLayer,
 )
 
 # States of a slot: behind all that was read; behind tokens that are not taken back; and behind whole chunks
 # of a prompt, for others that begin alike.
 STATES = LIVE, SETTLED, SHARED = range(3)
-_KNOWN = (
-    DynamicLayer,
-    DynamicSlidingWindowLayer,
-    DummyLayer,
-    LinearAttentionLayer,
-    LinearAttentionAndFullAttentionLayer,
-)
+# By name, because not every release of transformers has all of them.
+_KNOWN = {
+    "DynamicLayer",
+    "DynamicSlidingWindowLayer",
+    "DummyLayer",
+    "LinearAttentionLayer",
+    "LinearAttentionAndFullAttentionLayer",
+}
 
 
 def layers_of(config: Any) -> list[Any]:
@@ -44,7 +42,7 @@ def layers_of(config: Any) -> list[Any]:
         layers = DynamicCache(config=config).layers
     except (KeyError, AttributeError) as error:
         raise ValueError(f"has layers that transformers' own cache does not know ({error})") from error
-    if unknown := sorted({type(each).__name__ for each in layers if type(each) not in _KNOWN}):
+    if unknown := sorted({type(each).__name__ for each in layers} - _KNOWN):
         raise ValueError(f"keeps {unknown[0]} in its cache, which is not read")
     return list(layers)
 
