@@ -161,11 +161,13 @@ class TargetMtp(nn.Module):
         """What the output layer reads, [1, T, hidden], of embeddings and hidden states [1, T, hidden].
         positions [1, T]; mask: additive, [1, 1, T, what is seen]."""
         fused = self.fuse(torch.cat([self.token_norm(embedded), self.state_norm(hidden)], -1))
+        # Of time, height and width, which older releases of transformers ask for; of text all are the same.
+        grids = positions.expand(3, -1, -1) if hasattr(self.rotary_emb, "mrope_section") else positions
         output = self.layer(
             fused,
             attention_mask=mask,
             position_ids=positions,
-            position_embeddings=self.rotary_emb(fused, positions),
+            position_embeddings=self.rotary_emb(fused, grids),
             **{cache_argument(self.layer): cache},
         )
         found: Tensor = self.output_norm(output)

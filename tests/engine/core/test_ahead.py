@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from driftguard_engine.drafters.ahead import AheadDrafter
 from driftguard_engine.drafters.ahead_process import AheadProcess
 from driftguard_engine.drafters.ahead_worker import AheadRow, Outcome, Preparer
 from driftguard_engine.engine import Engine
-from driftguard_engine.kernels.reference.verify import StepNoise
+from driftguard_engine.kernels.reference.sampling import EVERY, Index
+from driftguard_engine.kernels.reference.verify import Noise, StepNoise
 from driftguard_engine.kv_cache import SlotCache, Span
 from driftguard_engine.server.metrics import Metrics
 from driftguard_engine.speculation import ReferenceVerification
@@ -205,9 +207,8 @@ def used_after_a_miss(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def drafted_by_the_noise_that_verifies(monkeypatch: pytest.MonkeyPatch) -> None:
     class Verifying(StepNoise):
-        @property
-        def draft(self) -> Any:
-            return self._drawn[0][:, 1]
+        def draft(self, step: int, rows: Index = EVERY) -> Noise:
+            return replace(super().draft(step, rows), words=self._drawn[0][:, 1, rows, step])
 
     draw = ahead_worker._Abandonable.draw
 

@@ -31,7 +31,8 @@ class BigramTree(Drafter):
             found = []
             for place, (parent, token) in enumerate(leaves):
                 count = 2 if depth + place < 2 else 1
-                columns = tree.draw(self._logits[token.clamp(min=0)], [parent], [count])
+                logits = self._logits[token.clamp(min=0).to(self._logits.device)]
+                columns = tree.draw(logits, [parent], [count])
                 found += [(column, tree.tokens[:, column]) for column in columns]
             leaves = found
 
