@@ -34,7 +34,8 @@ _OF_DRAFTS = ("token_ids", "chosen", "starts", "next")
 def check(launcher: Launcher, device: torch.device) -> None:
     """Raises KernelsUnavailable: what differs, for which logits."""
     _check_steps(launcher, device)
-    _check_cuts(launcher, device)
+    for dtype in SUFFIXES:
+        _check_cuts(launcher, dtype, device)
     for dtype in ngram.SUFFIXES:
         _check_ngrams(launcher, dtype, device)
     for dtype, rule in product(SUFFIXES, get_args(Rule)):
@@ -56,23 +57,23 @@ def check(launcher: Launcher, device: torch.device) -> None:
         _expect(f"tokens {what}", space.tokens, tokens)
 
 
-def _check_cuts(launcher: Launcher, device: torch.device) -> None:
+def _check_cuts(launcher: Launcher, dtype: torch.dtype, device: torch.device) -> None:
     """Of rows that several blocks share, most of whose logits stay."""
     random = torch.Generator().manual_seed(_SEED)
-    logits = torch.randn(_SHARED_ROWS, 1, _SHARED_SIZE, generator=random)
+    logits = torch.randn(_SHARED_ROWS, 1, _SHARED_SIZE, generator=random).to(dtype)
     one = torch.ones(_SHARED_ROWS)
     sampling = SamplingBatch.of(one, 0 * one.long(), 0.9 * one, one.long())
     space = Workspace.empty(_SHARED_ROWS, 1, _SHARED_SIZE, device)
     settings = SamplingTensors.of(sampling, np.zeros(_SHARED_ROWS, np.int64), _SHARED_SIZE, device)
     verify_kernels.draw_drafts(launcher, logits[:, 0].to(device), settings, space, 0)
-    known = token_distributions(logits.numpy(), sampling, fused_exp2)
+    known = token_distributions(logits.float().numpy(), sampling, fused_exp2)
     by_kernels = {"cut": space.draft.cut, "cut_token": space.draft.cut_token, "normaliser": space.draft.kept}
     for name, values in by_kernels.items():
         found, expected = values.cpu().numpy(), getattr(known, name)[:, 0]
         if not np.array_equal(found, expected):
             raise KernelsUnavailable(
-                f"the kernels fail their self-test: {name} of shared rows is {found.tolist()}, not"
-                f" {expected.tolist()}"
+                f"the kernels fail their self-test: {name} of shared rows of {dtype} logits is"
+                f" {found.tolist()}, not {expected.tolist()}"
             )
 
 

@@ -124,6 +124,55 @@ def test_blocks_that_share_a_row_find_the_same_cut(module: Module, counted: Modu
     assert_equal_to_reference(given, run(launcher, given, CPU), f"{blocks} blocks")
 
 
+def rows_of_many_values() -> tuple[Tensor, list[tuple[int, float, float]]]:
+    """Rows [B, V], and top-k, top-p and temperature of each: so even that most shares are read."""
+    size = 12_000
+    random = torch.Generator().manual_seed(11)
+
+    def normal(spread: float, middle: float = 0.0) -> Tensor:
+        return middle + spread * torch.randn(size, generator=random)
+
+    with_zeros, tiny, few_tiny, far_below = normal(1.0, 3.0), normal(1e-9), normal(0.5, 2.5), normal(20.0)
+    with_zeros[2::5], with_zeros[3::50] = 0.0, -0.0
+    tiny[:4000] = 3.0
+    few_tiny[::9] = normal(1e-9)[::9]
+    far_below[3000:] -= 500.0
+    ruled_out = normal(1.0)
+    ruled_out[1::2] = -torch.inf
+    cases: list[tuple[Tensor, tuple[int, float, float]]] = [
+        (normal(3.0), (0, 0.9, 3.0)),
+        (normal(3.0, -30.0), (0, 0.95, 3.0)),
+        (normal(2.0), (0, 0.97, 2.0)),  # down to numbers below 0
+        (normal(0.3), (0, 0.9, 1.0)),  # no number is far from 0
+        (with_zeros, (0, 0.95, 3.0)),
+        (with_zeros, (9500, 1.0, 3.0)),
+        (tiny, (0, 0.9, 5.0)),  # numbers nearer to 0 than have bins, more than can be sorted
+        (few_tiny, (0, 0.999, 9.0)),
+        (few_tiny, (11_500, 0.99, 9.0)),
+        (normal(1.0, 300.0), (0, 0.9, 1.0)),
+        (normal(1.0, -300.0), (0, 0.9, 1.0)),
+        (far_below, (7000, 1.0, 400.0)),  # the cut lies below all bins
+        (far_below, (2500, 0.9, 20.0)),
+        (ruled_out, (5900, 0.95, 1.0)),
+        (ruled_out, (8000, 1.0, 1.0)),  # more than there are
+        (torch.full((size,), 1.5), (5000, 0.7, 1.0)),
+    ]
+    return torch.stack([row for row, _ in cases]), [asked for _, asked in cases]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_values_of_every_size_are_cut_alike(
+    module: Module, counted: Module, blocks: int, dtype: torch.dtype
+) -> None:
+    rows, asked = rows_of_many_values()
+    top_k, top_p, temperature = (torch.tensor(each) for each in zip(*asked, strict=True))
+    sampling = SamplingBatch.of(temperature, top_k, top_p, seeds(len(rows)))
+    given = replace(case(len(rows), 0, rows.shape[1]), target=rows.unsqueeze(1).to(dtype), sampling=sampling)
+    launcher = Counting(module, counted, blocks)
+    assert_equal_to_reference(given, run(launcher, given, CPU), f"{blocks} blocks, {dtype}")
+
+
 @pytest.mark.parametrize("spread", [1.0, 5.0])
 def test_everything_stays_where_all_weights_together_do_not_reach_top_p(
     module: Module, counted: Module, spread: float
