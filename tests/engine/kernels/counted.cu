@@ -21,6 +21,7 @@ template <typename Logit> struct Reader<Counted<Logit>> {
 #include "../../../engine/driftguard_engine/kernels/csrc/cutoffs.cu"
 
 template <typename Logit> constexpr u32 KEY_SPACING<Counted<Logit>> = KEY_SPACING<Logit>;
+template <typename Logit> constexpr bool HAS_VALUE_BINS<Counted<Logit>> = HAS_VALUE_BINS<Logit>;
 
 ROW_CUTOFFS(counted_row_cutoffs_bf16, Counted<Bf16>)
 ROW_CUTOFFS(counted_row_cutoffs_fp16, Counted<Fp16>)

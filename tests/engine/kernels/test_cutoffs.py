@@ -137,6 +137,8 @@ def rows_of_many_values() -> tuple[Tensor, list[tuple[int, float, float]]]:
     tiny[:4000] = 3.0
     few_tiny[::9] = normal(1e-9)[::9]
     far_below[3000:] -= 500.0
+    around_zero = normal(2e-8).clamp(-5e-8, 5e-8)
+    around_zero[3000:] = -7e-8 - normal(1e-8)[3000:].abs()
     ruled_out = normal(1.0)
     ruled_out[1::2] = -torch.inf
     cases: list[tuple[Tensor, tuple[int, float, float]]] = [
@@ -144,6 +146,8 @@ def rows_of_many_values() -> tuple[Tensor, list[tuple[int, float, float]]]:
         (normal(3.0, -30.0), (0, 0.95, 3.0)),
         (normal(2.0), (0, 0.97, 2.0)),  # down to numbers below 0
         (normal(0.3), (0, 0.9, 1.0)),  # no number is far from 0
+        (normal(1e-9), (9000, 0.9, 1e-9)),  # nor from its bin
+        (around_zero, (0, 0.9, 1e-7)),
         (with_zeros, (0, 0.95, 3.0)),
         (with_zeros, (9500, 1.0, 3.0)),
         (tiny, (0, 0.9, 5.0)),  # numbers nearer to 0 than have bins, more than can be sorted
@@ -152,6 +156,7 @@ def rows_of_many_values() -> tuple[Tensor, list[tuple[int, float, float]]]:
         (normal(1.0, 300.0), (0, 0.9, 1.0)),
         (normal(1.0, -300.0), (0, 0.9, 1.0)),
         (far_below, (7000, 1.0, 400.0)),  # the cut lies below all bins
+        (far_below, (7000, 0.5, 400.0)),  # of top-k; that of top-p does not
         (far_below, (2500, 0.9, 20.0)),
         (ruled_out, (5900, 0.95, 1.0)),
         (ruled_out, (8000, 1.0, 1.0)),  # more than there are
