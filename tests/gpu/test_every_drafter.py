@@ -29,6 +29,7 @@ SMALL: dict[str, Any] = {"max_batch": 4, "prefill_chunk_tokens": 8}
 
 @pytest.fixture(scope="module")
 def letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("msgspec", reason="corpora are made by the training, which needs msgspec")
     return save_letters(tmp_path_factory.mktemp("letters"))
 
 

@@ -99,3 +99,16 @@ def test_cutoffs(cutoffs: dict[str, Kernel], suffix: str) -> None:
     weights = [at for at in every if kernel.instructions[at].operation.startswith("F2I.U64")]
     assert median(later - earlier for earlier, later in pairwise(weights)) <= 45
     assert kernel.count(every, "ATOMS.CAS") == 0
+
+
+def test_counts_of_values(cutoffs: dict[str, Kernel]) -> None:
+    """Of two runs of bfloat16 logits that are loaded together: the bins, and an addition to each."""
+    kernel = cutoffs["row_cutoffs_bf16"]
+    (loop,) = (
+        loop
+        for loop in kernel.loops
+        if (kernel.count(loop, "ATOMS"), kernel.count(loop, "LDG"), kernel.count(loop, "LDG.E.128"))
+        == (16, 2, 2)
+    )
+    assert len(loop) / 16 <= 13
+    assert kernel.count(loop, "S2UR") == 0  # where shared memory begins is not asked for each
