@@ -163,13 +163,12 @@ template <typename Logit> __device__ __forceinline__ float mass_of_tile(const Ma
     return sum_by_halves(lane_sum(sums));
 }
 
-// Of a mass, which is 0 or normal in double: its exponent as it is stored, one more than frexp counts it plus 1022.
+// Of a mass, which is 0 or normal in double: its exponent as it is stored, which is frexp's plus 1022.
 __device__ __forceinline__ u32 exponent_of(double mass) { return static_cast<u32>(__double_as_longlong(mass) >> 52); }
 
 // 2 ** (MASS_BITS - e), where e is the largest mass's exponent as frexp counts it.
 __device__ __forceinline__ double unit_of(u32 largest_exponent) {
-    const i64 exponent = static_cast<i64>(largest_exponent) - 1022;
-    return __longlong_as_double((MASS_BITS - exponent + 1023) << 52);
+    return __longlong_as_double((MASS_BITS + 1022 + 1023 - static_cast<i64>(largest_exponent)) << 52);
 }
 
 // As `pick`, by one warp, the same in every lane: lane l holds the masses l x each ..., as mass_of(index) tells.

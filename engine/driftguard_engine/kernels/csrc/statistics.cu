@@ -1,6 +1,7 @@
 // K1: one pass over every row of logits. A warp takes one tile, holds it in registers (float32 does not fit, and is read
-// twice), and leaves its maximum and the sum of its weights against that maximum. Whoever reads the row adds the tiles
-// up (`law.cuh`): to find out here which warp is the row's last would take a fifth of the time.
+// twice), and leaves its maximum, the sum of its weights against that maximum, and what each lane added to that. Whoever
+// reads the row adds the tiles up (`law.cuh`): to find out here which warp is the row's last would take a fifth of the
+// time.
 #include "early.cuh"
 #include "maxima.cuh"
 

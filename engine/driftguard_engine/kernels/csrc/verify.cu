@@ -1,6 +1,6 @@
 // K2: accept drafts, by the token rule or by the block rule (`reference/verify.py`), and draw the token that the target
-// itself adds; and the draws of the draft. Reads the laws that K1 left. Several blocks share a row's tiles; the one that
-// finishes last draws.
+// itself adds; and the draws of the draft. Reads the laws that K1 left. What is drawn by other masses than K1 summed is
+// proposed first; only where no token stays do the blocks of a row sum its tiles, and the one that finishes last draws.
 #include "draw.cuh"
 #include "early.cuh"
 
