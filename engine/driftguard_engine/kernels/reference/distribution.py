@@ -64,8 +64,7 @@ class TokenDistributions:
 
     @property
     def tile_mass(self) -> Doubles:
-        """[B, S, T]: sum of the weights in each tile, also of those that are cut; 0 of a single tile that
-        top-k cuts."""
+        """[B, S, T]: sum of the weights in each tile, 0 where top-k cuts. Valid only where nothing is cut."""
         return self.of_steps["tile_mass"]
 
     def weigh(self, logits: Singles, tokens: Integers, exp2: Exp2) -> Singles:
@@ -120,13 +119,12 @@ def token_distributions(
     peak = maxima.max(-1)
     found = TokenDistributions(sampling.scale, np.empty(peak.shape, _distribution_dtype(size)))
     found.peak[...], found.cut[...], found.cut_token[...] = peak, -np.inf, -1
-    alone = size <= tiles.TILE  # nobody asks for the mass of a row's only tile where it is cut
-    if cuts.all_limited and alone:
+    if cuts.all_limited:
         found.normaliser[...], found.tile_mass[...] = 0, 0  # `_cut` adds up the few weights that stay
     else:
         mass = _tile_mass(logits, maxima, peak, sampling.scale, exp2)
         found.normaliser[...] = tiles.row_sum(mass)
-        if cuts.ordered and alone:  # a row's distribution is the same whatever the other rows ask for
+        if cuts.ordered:  # a row's distribution is the same whatever the other rows ask for
             mass[sampling.limited(size)] = 0
         found.tile_mass[...] = mass
     if cuts.ordered:
@@ -134,6 +132,12 @@ def token_distributions(
             logits[cuts.rows], found.normaliser[cuts.rows], cuts, exp2
         )
     return found
+
+
+def uncut_tile_mass(logits: Singles, scale: Singles, exp2: Exp2) -> Doubles:
+    """Sum of the weights in each tile of logits [B, V], whatever is cut: [B, T]. scale [B]."""
+    maxima = tiles.tile_maxima(logits)
+    return _tile_mass(logits, maxima, maxima.max(-1), scale, exp2)
 
 
 def _tile_mass(logits: Singles, maxima: Singles, peak: Singles, scale: Singles, exp2: Exp2) -> Doubles:

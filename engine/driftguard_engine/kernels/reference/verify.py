@@ -22,7 +22,12 @@ import torch
 from torch import Tensor
 
 from driftguard_engine.kernels.reference import philox, tiles
-from driftguard_engine.kernels.reference.distribution import Exp2, TokenDistributions, token_distributions
+from driftguard_engine.kernels.reference.distribution import (
+    Exp2,
+    TokenDistributions,
+    token_distributions,
+    uncut_tile_mass,
+)
 from driftguard_engine.kernels.reference.exp2 import Singles, numpy_exp2
 from driftguard_engine.kernels.reference.inverse_cdf import pick
 from driftguard_engine.kernels.reference.philox import RandomWords
@@ -42,26 +47,6 @@ _PURPOSES = np.array([philox.DRAFT, philox.ACCEPT, philox.RESIDUAL])
 PROPOSALS = 32  # for a row, at most, before its masses are added up; a multiple of the kernels' warps
 
 
-@dataclass(frozen=True, slots=True)
-class Noise:
-    """The random numbers of one token of N rows. All [N]."""
-
-    words: RandomWords  # [2, N]: by which the token is drawn
-    seed: Integers
-    position: Integers
-    purpose: Integers
-
-    def rows(self, index: Index) -> Noise:
-        return Noise(self.words[:, index], self.seed[index], self.position[index], self.purpose[index])
-
-    def proposal(self, number: int) -> tuple[RandomWords, Doubles]:
-        """By which a token, a share and a tile are drawn, [3, N]; and by which the token stays, [N]."""
-        purpose = self.purpose + number * philox.PROPOSED
-        both = np.stack((purpose, purpose + philox.MORE))
-        (inside, stays), (tile, share) = philox.words(self.seed, self.position, both)
-        return np.stack((inside, share, tile)), philox.uniforms_of(stays)
-
-
 class StepNoise:
     """The random numbers of B rows at S steps, for every purpose.
 
@@ -71,6 +56,7 @@ class StepNoise:
 
     def __init__(self, seed: Integers, position: Integers, steps: int, rule: Rule = "token") -> None:
         """position [B]: index in the sequence of the first token drawn."""
+        self.batch = len(seed)
         self._seed, self._position, self._steps = seed, position, steps
         # The block rule's outcome depends on the noise of every position that it looks at. What is drafted
         # behind the accepted run again must not be drawn from it, so that each of its steps has its own.
@@ -91,15 +77,40 @@ class StepNoise:
 
     def draft(self, step: int, rows: Index = EVERY) -> Noise:
         """Of the draft tokens of these rows at this step."""
-        return self._of(self._drawn[0][:, 0, rows, step], step, philox.DRAFT, rows)
+        return Noise(self._drawn[0][:, 0, rows, step], self, philox.DRAFT, step, rows)
 
     def residual(self, step: Integers, rows: Index = EVERY) -> Noise:
         """Of the target's own tokens of these rows, each at its step [N]."""
         words = self._drawn[0][:, 2, rows][:, np.arange(len(step)), step]
-        return self._of(words, step, philox.RESIDUAL, rows)
+        return Noise(words, self, philox.RESIDUAL, step, rows)
 
-    def _of(self, words: RandomWords, step: Integers | int, purpose: int, rows: Index) -> Noise:
-        return Noise(words, self._seed[rows], self._position[rows] + step, purpose | self._step[rows] << 32)
+    def more(self, rows: Index, step: Integers | int, purposes: Integers) -> RandomWords:
+        """Of these rows at their steps, for each of P purposes: [2, P, N]."""
+        both = purposes[:, np.newaxis] | self._step[rows] << 32
+        return philox.words(self._seed[rows], self._position[rows] + step, both)
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """The random numbers of one token of N rows."""
+
+    words: RandomWords  # [2, N]: by which the token is drawn
+    steps: StepNoise
+    purpose: int
+    step: Integers | int  # [N], or of all
+    rows: Index  # of the batch: N
+
+    def of(self, index: Index) -> Noise:
+        """Of these of the N rows."""
+        step = self.step if isinstance(self.step, int) else self.step[index]
+        rows = np.arange(self.steps.batch)[self.rows][index]
+        return Noise(self.words[:, index], self.steps, self.purpose, step, rows)
+
+    def proposal(self, number: int) -> tuple[RandomWords, Doubles]:
+        """By which a token, its lane and its tile are drawn, [3, N]; and by which the token stays, [N]."""
+        purposes = self.purpose + number * philox.PROPOSED + np.array([0, philox.MORE])
+        (inside, stays), (tile, lane) = self.steps.more(self.rows, self.step, purposes)
+        return np.stack((inside, lane, tile)), philox.uniforms_of(stays)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,13 +224,12 @@ def draw_drafts(
         tokens: Integers = logits.argmax(-1)
         if not sampling.all_greedy:
             drawn = ~sampling.greedy
-            others = logits[drawn], distributions.rows(drawn), sampling.rows(drawn), noise.rows(drawn)
+            others = logits[drawn], distributions.rows(drawn), sampling.rows(drawn), noise.of(drawn)
             tokens[drawn] = draw_drafts(*others, exp2)
         return tokens
     mass = distributions.weigh(logits[:, np.newaxis], np.arange(logits.shape[-1]), exp2)[:, 0]
     changed = distributions.cut[:, 0] > -np.inf
-    share = np.ones(len(mass), np.float32)
-    return _draw(Masses(logits, distributions, mass, share, changed, changed), noise, exp2)
+    return _draw(Masses(logits, distributions, mass, changed), noise, exp2)
 
 
 def draw_chain(
@@ -349,21 +359,34 @@ class Masses:
     """What a token of each of B rows is drawn by."""
 
     logits: Singles  # [B, V]
-    distributions: TokenDistributions  # of the logits, S = 1
-    mass: Singles  # [B, V]: at most the uncut weight of the token times the share
-    share: Singles  # [B]
+    distributions: TokenDistributions  # [B, S]; the first is that of the logits
+    mass: Singles  # [B, V]
     changed: Truths  # [B]: whether the mass is not the uncut weight
-    proposes: Truths  # [B]: whether tokens are proposed first (`propose`)
+    # Where a draft was rejected, [B], whether it left a residual, [B], and of which shares, [B, 2].
+    residuals: tuple[Truths, Truths, Singles] | None = None
 
     def rows(self, index: Index) -> Masses:
-        return Masses(
-            self.logits[index],
-            self.distributions.rows(index),
-            self.mass[index],
-            self.share[index],
-            self.changed[index],
-            self.proposes[index],
-        )
+        """Without what is known of residuals."""
+        distributions = self.distributions.rows(index)
+        return Masses(self.logits[index], distributions, self.mass[index], self.changed[index])
+
+    def uncut_tile_mass(self, exp2: Exp2) -> Doubles:
+        """[B, T]"""
+        tile_mass, cut = self.distributions.tile_mass[:, 0], self.distributions.cut[:, 0] > -np.inf
+        if cut.any():  # then it may not be that
+            tile_mass = tile_mass.copy()
+            tile_mass[cut] = uncut_tile_mass(self.logits[cut], self.distributions.scale[cut], exp2)
+        return tile_mass
+
+    def proposable(self) -> tuple[Truths, Singles]:
+        """Of which rows tokens are proposed, and which share of the uncut weight no mass exceeds: both [B].
+
+        For an empty residual none is."""
+        if self.residuals is None:
+            return self.changed, np.ones(len(self.mass), np.float32)
+        rejected, residual, shares = self.residuals
+        share: Singles = np.where(residual, shares[:, 0], np.float32(1))
+        return np.where(rejected, residual, self.changed), share
 
 
 def _own_masses(
@@ -376,41 +399,42 @@ def _own_masses(
     """
     row, drafts = np.arange(len(accepted)), given.tokens.shape[1]
     stopped, rejected = (drafts + accepted)[:, np.newaxis], np.zeros(len(row), np.bool_)
-    logits = own = given.target[row, accepted][:, np.newaxis]
+    own = given.target[row, accepted]
+    logits, residuals = own[:, np.newaxis], None
     if drafts:
         step = np.minimum(accepted, drafts - 1)
         rejected = given.proposed[row, step] & (step == accepted)
     if rejected.any():
         stopped = np.stack((drafts + accepted, step), axis=1)  # the target's distribution, the draft's
-        logits = np.stack((logits[:, 0], given.draft[row, step]), axis=1)
+        logits = np.stack((own, given.draft[row, step]), axis=1)
     distributions = distributions.at(stopped)
     weights = distributions.weigh(logits, np.arange(logits.shape[-1]), exp2)
     mass, changed = weights[:, 0], distributions.cut[:, 0] > -np.inf
-    proposes, share = changed, np.ones(len(row), np.float32)
     if rejected.any():
         shares = _shares(distributions.normaliser, ratio)
         residual = _excess(weights, shares)
         # An empty residual takes p = q up to rounding, and then p is the distribution to draw from.
         residually = rejected & residual.any(-1)
         mass, changed = np.where(residually[:, np.newaxis], residual, mass), changed | residually
-        proposes = np.where(rejected, residually, proposes)
-        share[residually] = shares[residually, 0]
-    return Masses(own[:, 0], distributions.rows(EVERY, slice(1)), mass, share, changed, proposes)
+        residuals = rejected, residually, shares
+    return Masses(own, distributions, mass, changed, residuals)
 
 
 def _draw(masses: Masses, noise: Noise, exp2: Exp2) -> Integers:
     """A token of each row by its mass."""
-    if masses.mass.shape[-1] <= tiles.TILE or not masses.proposes.any():
+    if masses.mass.shape[-1] <= tiles.TILE or not masses.changed.any():
         return _draw_by_sums(masses, noise)
-    tokens = np.full(len(masses.mass), -1, np.int64)
+    tokens, (proposes, share) = np.full(len(masses.mass), -1, np.int64), masses.proposable()
+    tile_mass = masses.uncut_tile_mass(exp2)
     for number in range(1, PROPOSALS + 1):
-        rows = (masses.proposes & (tokens < 0)).nonzero()[0]
+        rows = (proposes & (tokens < 0)).nonzero()[0]
         if not len(rows):
             break
-        tokens[rows] = propose(masses.rows(rows), noise.rows(rows), number, exp2)
+        of_rows = masses.rows(rows), tile_mass[rows], share[rows], noise.of(rows)
+        tokens[rows] = propose(*of_rows, number, exp2)
     rest = tokens < 0
     if rest.any():
-        tokens[rest] = _draw_by_sums(masses.rows(rest), noise.rows(rest))
+        tokens[rest] = _draw_by_sums(masses.rows(rest), noise.of(rest))
     return tokens
 
 
@@ -418,33 +442,36 @@ def _draw_by_sums(masses: Masses, noise: Noise) -> Integers:
     return draw_token(masses.mass, masses.distributions.tile_mass[:, 0], masses.changed, noise.words)
 
 
-def propose(masses: Masses, noise: Noise, number: int, exp2: Exp2) -> Integers:
+def propose(
+    masses: Masses, tile_mass: Doubles, share: Singles, noise: Noise, number: int, exp2: Exp2
+) -> Integers:
     """A token of each row by the uncut weights, or -1: it stays with the probability of its mass relative to
     its weight. So a token that stays has the distribution of the masses (rejection sampling: von Neumann,
     "Various techniques used in connection with random digits", 1951), and of a row a few tokens are read.
 
-    A tile is drawn, in it a share, the 64 tokens that one lane of a warp weighs, and one of those.
+    A tile is drawn, in it the 64 tokens that one lane of a warp weighs, and one of those. tile_mass [B, T]:
+    of uncut weights. share [B]: of the weight, which the mass does not exceed. number: from 1 on.
     """
-    (inside, share, tile), uniform = noise.proposal(number)
+    (inside, of_tile, tile), uniform = noise.proposal(number)
     rows, size, distributions = np.arange(len(tile)), masses.mass.shape[-1], masses.distributions
-    chosen = pick(distributions.tile_mass[:, 0], tile)
+    chosen = pick(tile_mass, tile)
     column = chosen[:, np.newaxis] * tiles.TILE + np.arange(tiles.TILE)
     logits = np.take_along_axis(masses.logits, np.minimum(column, size - 1), 1)
     logits[column >= size] = -np.inf
 
     def weigh(peak: Singles) -> Singles:
-        return exp2(logits - peak[:, np.newaxis], masses.distributions.scale[:, np.newaxis])
+        return exp2(logits - peak[:, np.newaxis], distributions.scale[:, np.newaxis])
 
     sums = weigh(logits.max(-1))
     sums[column >= size + -size % tiles.RUN] = 0
-    lane = pick(tiles.lane_sums(sums.reshape(len(tile), -1, tiles.CHUNK)), share)
+    lane = pick(tiles.lane_sums(sums.reshape(len(tile), -1, tiles.CHUNK)), of_tile)
     weights = weigh(distributions.peak[:, 0]) * (logits > -np.inf)
     of_lane = weights.reshape(len(tile), -1, tiles.LANES, tiles.RUN)[rows, :, lane].reshape(len(tile), -1)
     within = pick(of_lane, inside)
     chunk, place = np.divmod(within, tiles.RUN)
     token = chosen * tiles.TILE + chunk * tiles.CHUNK + lane * tiles.RUN + place
     token = np.minimum(token, size - 1)  # of a row without a distribution
-    stays = uniform * (of_lane[rows, within] * masses.share) < masses.mass[rows, token]
+    stays = uniform * (of_lane[rows, within] * share) < masses.mass[rows, token]
     return np.where(stays, token, -1)
 
 
