@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 SEED = 20_280
 SIZE = 2048 + 40  # two tiles, of which the second is short: the least of which tokens are proposed
-ROWS, MORE_ROWS, BATCH = 5_000, 12_000, 1_000
+ROWS, BATCH = 5_000, 1_000
 HEAVY = [3, 700, 1500, 2047, 2048, 2060, SIZE - 1]
 
 
@@ -82,9 +82,9 @@ CASES = {
 }
 
 
-def assert_law(case: Rejection, name: str, rows: int = ROWS) -> None:
+def assert_law(case: Rejection, name: str) -> None:
     counts: Counter[tuple[int, ...]] = Counter()
-    for first in range(0, rows, BATCH):
+    for first in range(0, ROWS, BATCH):
         ones = torch.ones(BATCH)
         sampling = SamplingBatch.of(
             ones, (case.top_k * ones).long(), case.top_p * ones.double(), torch.arange(BATCH) + first
@@ -135,19 +135,12 @@ def stays_by_the_words_that_drew_it(
 
 
 @pytest.mark.parametrize(
-    ("mistake", "name", "rows"),
-    [
-        (always_stays, "much is left", ROWS),
-        (shares_the_words_of_the_sums, "little is left", MORE_ROWS),
-        (stays_by_the_words_that_drew_it, "much is left", ROWS),
-    ],
+    "mistake", [always_stays, shares_the_words_of_the_sums, stays_by_the_words_that_drew_it]
 )
-def test_a_planted_mistake_is_seen(
-    monkeypatch: pytest.MonkeyPatch, mistake: Callable[..., Proposal], name: str, rows: int
-) -> None:
+def test_a_planted_mistake_is_seen(monkeypatch: pytest.MonkeyPatch, mistake: Callable[..., Proposal]) -> None:
     proposal = Noise.proposal
     monkeypatch.setattr(
         Noise, "proposal", lambda noise, number: mistake(noise, lambda n: proposal(noise, n), number)
     )
     with pytest.raises(AssertionError, match="chi-square"):
-        assert_law(CASES[name], name, rows)
+        assert_law(CASES["much is left"], "much is left")
