@@ -13,12 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
-from transformers.cache_utils import (
-    Cache,
-    DynamicCache,
-    DynamicLayer,
-    LinearAttentionLayer,
-)
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, LinearAttentionLayer
 
 # States of a slot: behind all that was read; behind tokens that are not taken back; and behind whole chunks
 # of a prompt, for others that begin alike.

@@ -12,6 +12,7 @@ import torch
 from driftguard_engine.kernels import verify as verify_kernels
 from driftguard_engine.kernels.cuda.launcher import Argument, Size
 from driftguard_engine.kernels.reference.sampling import SamplingBatch
+from driftguard_engine.kernels.reference.tiles import TILE
 from driftguard_engine.kernels.verify import SamplingTensors, Workspace
 from torch import Tensor
 
@@ -78,7 +79,7 @@ def passes(launcher: Counting, given: Case, context: str) -> float:
         (40_000, FLAT, 0, 0.5, "by weight, then by a digit", 2.5, 3),
         (5000, 0.0, 7, 1.0, "equal logits that do not fit", 4, 7.1),
         (5000, 0.0, 7, 0.5, "equal logits that do not fit", 4, 7.1),
-        (5000, 0.0, 7, 0.9, "equal logits that do not fit", 4, 7.2),
+        (5000, 0.0, 7, 0.9, "equal logits that do not fit", 4, 7.1),
     ],
 )
 def test_cutoffs(
@@ -106,7 +107,8 @@ def test_a_row_of_a_real_vocabulary_is_read_at_most_three_times(
     random = torch.Generator().manual_seed(3)
     row = (spread * torch.randn(1, 128_256, generator=random)).to(dtype)
     launcher = Counting(module, counted)
-    assert passes(launcher, of_rows(row, 0, 0.9), "top-p") <= 2.02  # a part of a tile again
+    tile = TILE / row.shape[1] if dtype == torch.bfloat16 else 0  # in which equal logits are looked for
+    assert passes(launcher, of_rows(row, 0, 0.9), "top-p") <= 2 + tile
     assert passes(launcher, of_rows(row, 50, 1.0), "top-k") <= 0.1
     assert passes(launcher, of_rows(row, 50, 0.9), "few, then top-p") <= 0.1
     assert passes(launcher, of_rows(row, 2000, 0.9), "many, then top-p") <= 3

@@ -182,7 +182,7 @@ def test_residuals_of_aligned_rows(module: Module, certain: bool, dtype: torch.d
     p, q = (shares(logits[:, :1], sampling) for logits in (given.target, given.draft))
     expected = torch.from_numpy(tiles.tile_sums(tiles.chunked(np.maximum(p - q, 0), 0)))
     summed = ~space.tile_masses.isnan().any(1) & expected.any(1)
-    assert int(summed.sum()) >= rows // 3
+    assert int(summed.sum()) >= rows // 2
     assert torch.equal(space.tile_masses[summed], expected[summed])
 
 

@@ -441,17 +441,32 @@ __device__ __forceinline__ void count_value(u32* values, float logit, float leas
 #endif
 }
 
+// Calls visit(bin) for every bin of the values that are counted.
+template <typename Visit> __device__ __forceinline__ void each_value(const CutScratch& scratch, const Visit& visit) {
+    for (int bin = scratch.lowest + threadIdx.x; bin <= scratch.highest; bin += CUT_THREADS) visit(bin);
+}
+
 // The logits of [from, to) in the range, by their values.
 template <typename Logit>
 __device__ __forceinline__ void count_values(const Row<Logit>& row, int from, int to, CutScratch& scratch) {
     const float least = fmaxf(scratch.range.least(), value_of(LOWEST_VALUE));
-    for (int bin = scratch.lowest + threadIdx.x; bin <= scratch.highest; bin += CUT_THREADS) scratch.values[bin] = 0;
+    each_value(scratch, [&](int bin) { scratch.values[bin] = 0; });
     __syncthreads();
     each_run(row, from, to, [&](const float (&logits)[RUN]) {
 #pragma unroll
         for (int place = 0; place < RUN; ++place) count_value(scratch.values, logits[place], least);
     });
     __syncthreads();
+}
+
+// What this block counts of a row: all of it, or its part where the row is shared.
+struct Part { int from, to; };
+
+__device__ __forceinline__ Part part_of(int size, bool shared) {
+    const int blocks = shared ? gridDim.y : 1;
+    const int each = (size + blocks * TILE - 1) / (blocks * TILE) * TILE;
+    const int from = shared ? static_cast<int>(blockIdx.y) * each : 0;
+    return {from, from + each};
 }
 
 enum class Narrowed { HERE, BY_ANOTHER_BLOCK, NO };
@@ -522,9 +537,9 @@ struct SharedBins {
         __threadfence();
     }
     __device__ __forceinline__ void add_values(const CutScratch& scratch) const {
-        for (int bin = scratch.lowest + threadIdx.x; bin <= scratch.highest; bin += CUT_THREADS) {
+        each_value(scratch, [&](int bin) {
             if (scratch.values[bin] != 0) atomicAdd(counts + value_at(bin), scratch.values[bin]);
-        }
+        });
         __threadfence();
     }
     // Whether this block is the last one; it then sees what the others added.
@@ -548,16 +563,14 @@ struct SharedBins {
     }
     __device__ __forceinline__ void read_values(CutScratch& scratch) const {
         __syncthreads();
-        for (int bin = scratch.lowest + threadIdx.x; bin <= scratch.highest; bin += CUT_THREADS) {
-            scratch.values[bin] = __ldcg(counts + value_at(bin));
-        }
+        each_value(scratch, [&](int bin) { scratch.values[bin] = __ldcg(counts + value_at(bin)); });
         __syncthreads();
     }
     __device__ __forceinline__ void clear() const {
         for (int bin = threadIdx.x; bin < BINS; bin += CUT_THREADS) counts[value_at(bin)] = 0, masses[at(bin)] = 0;
     }
     __device__ __forceinline__ void clear_values(const CutScratch& scratch) const {
-        for (int bin = scratch.lowest + threadIdx.x; bin <= scratch.highest; bin += CUT_THREADS) counts[value_at(bin)] = 0;
+        each_value(scratch, [&](int bin) { counts[value_at(bin)] = 0; });
     }
 };
 
@@ -577,10 +590,8 @@ __device__ __forceinline__ Narrowed narrow_to_value(
     }
     __syncthreads();
     if (!scratch.valued) {
-        const int blocks = shared ? gridDim.y : 1;
-        const int each = (row.size + blocks * TILE - 1) / (blocks * TILE) * TILE;
-        const int from = shared ? static_cast<int>(blockIdx.y) * each : 0;
-        count_values(row, from, from + each, scratch);
+        const Part part = part_of(row.size, shared);
+        count_values(row, part.from, part.to, scratch);
         if (shared) {
             shared_bins.add_values(scratch);
             if (!shared_bins.arrives_last(scratch.last)) return Narrowed::BY_ANOTHER_BLOCK;
@@ -626,10 +637,8 @@ __device__ __forceinline__ bool narrow(
             const u32 low = scratch.range.low;
             count_bins(row, 0, row.size, [&](float logit) { return (key_of(logit) - low) >> shift; }, scratch);
         } else if (!(together && counted)) {
-            const int blocks = together ? gridDim.y : 1;
-            const int each = (row.size + blocks * TILE - 1) / (blocks * TILE) * TILE;
-            const int from = together ? static_cast<int>(blockIdx.y) * each : 0;
-            count_bins(row, from, from + each, [&](float logit) { return row.bin(logit); }, scratch);
+            const Part part = part_of(row.size, together);
+            count_bins(row, part.from, part.to, [&](float logit) { return row.bin(logit); }, scratch);
         }
         if (together) {
             if (!counted) {
@@ -734,18 +743,15 @@ __device__ __forceinline__ void cut_among_ties(const Row<Logit>& row, bool mass_
             const u32 up_to = static_cast<u32>(sum_up_to(here)), total = __shfl_sync(FULL_WARP, up_to, WARP - 1);
             if (up_to - here < left && left <= up_to) {
                 u32 before = up_to - here;
-                int found = 0;
 #pragma unroll
                 for (int place = 0; place < RUN; ++place) {
-                    if (inside(logits[place]) && ++before == left) found = place;
+                    if (!inside(logits[place]) || ++before != left) continue;
+                    scratch.cut.token = at + place, scratch.cut.logit = logits[place];
                 }
-                scratch.cut.token = at + found;
             }
             left = left <= total ? 0 : left - total;
         }
     }
-    __syncthreads();
-    if (threadIdx.x == 0) scratch.cut.logit = Reader<Logit>::one(row.logits, scratch.cut.token);
     __syncthreads();
 }
 
@@ -832,7 +838,9 @@ __device__ __forceinline__ void row_cutoffs(
         // What is known of the range is enough again where top-p ends in it too.
         if (!known || scratch.target.reached(scratch.above)) {
             if (whole && !narrow(row, !alone && gridDim.y > 1, shared_bins, counted, scratch)) return;
-            tied = whole && scratch.range.template holds_one<Logit>();
+            // Few equal logits are sorted, unless it is not known yet which shares hold them.
+            tied = whole && scratch.range.template holds_one<Logit>()
+                && (HAS_VALUE_BINS<Logit> || scratch.inside.count > CANDIDATES);
             if (!tied) gather(row, scratch);
             known = true;
         }
