@@ -211,6 +211,7 @@ def test_nothing_is_run_behind_kernels_that_do_not_build(tmp_path: Path) -> None
 
 
 BREAKS = "DRIFTGUARD_TESTED_PART"
+SLEEPS = "DRIFTGUARD_TESTED_PART_SLEEPS"  # seconds, by which a test knows its own process
 
 
 def broken(run: Run) -> None:
@@ -219,7 +220,7 @@ def broken(run: Run) -> None:
     run.add(Checked("before", "passed", failed=False))
     match os.environ[BREAKS]:
         case "hangs":
-            subprocess.run(["sleep", "600"], check=True)
+            subprocess.run(["sleep", os.environ[SLEEPS]], check=True)
         case "dies":
             os.abort()
         case "raises":
@@ -243,13 +244,15 @@ def test_a_part_runs_in_a_process_that_is_ended_whole(
     )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setenv(BREAKS, how)
+    seconds = f"600.{os.getpid()}"
+    monkeypatch.setenv(SLEEPS, seconds)
     monkeypatch.setattr(program, "GRACE_SECONDS", 0.0)
     found = tmp_path / "found.jsonl"
     limit = 20.0 if how == "hangs" else 200.0
     assert program.run_part(Part("broken", "", limit), found, limit) == expected
     told = [row.what for row in rows.read(found).of(Checked)]
     assert told == (["before", "broken"] if how == "raises" else ["before"])
-    left = subprocess.run(["pgrep", "-f", "^sleep 600$"], capture_output=True, text=True, check=False)
+    left = subprocess.run(["pgrep", "-f", f"^sleep {seconds}$"], capture_output=True, text=True, check=False)
     assert left.stdout == ""
 
 
