@@ -119,6 +119,20 @@ def test_single_rows_apart(module: Module, drafts: int) -> None:
     assert_equal_to_reference(given, space, f"K={drafts}")
 
 
+@DTYPES
+def test_logits_around_the_lowest_that_is_weighed_exactly(module: Module, dtype: torch.dtype) -> None:
+    """At a temperature of 1 it is 62.5 below the peak. A tile without any below it takes fewer steps."""
+    below = [62.25, 62.5, 62.75, 63.0, 87.5, 125.0, 1000.0, INF]
+    given = case(len(below), 0, 2 * tiles.TILE)
+    given.target[:] = torch.tensor([-difference for difference in below]).view(-1, 1, 1)
+    given.target[..., 5] = 0.0
+    given.target[..., tiles.TILE + 300 : tiles.TILE + 303] = torch.tensor([-3.0, 0.0, -20.0])
+    space = check(module, in_type(given, dtype))
+    weights = fused_exp2(given.target[:, 0].numpy(), given.sampling.scale[:, np.newaxis])
+    expected = tiles.lane_sums(weights.reshape(len(below), 2, -1, tiles.CHUNK))
+    assert space.target.lane_sums.tolist() == expected.reshape(len(below), -1).tolist()
+
+
 def test_as_many_drafts_as_there_may_be(module: Module) -> None:
     given = case(4, verify_kernels.MOST_DRAFTS, 40, sampling_of(4, [0.7, 0.0]))
     given.target[:2, :-1] = given.draft[:2] = 60 * given.target[:2, :-1]  # nothing is rejected

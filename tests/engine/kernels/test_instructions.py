@@ -56,11 +56,14 @@ def of_most(kernel: Kernel, operation: str) -> Stretch:
 
 @pytest.mark.parametrize("suffix", ["bf16", "fp16"])
 def test_statistics(statistics: dict[str, Kernel], suffix: str) -> None:
-    """Of a whole tile, loaded at once: all that a warp executes, and the weights alone."""
+    """Of a whole tile, loaded at once: all that a warp executes, and the weights alone. Where one has to be
+    limited, because its logit is far below the others, another stretch limits all."""
     kernel = statistics[f"row_statistics_{suffix}"]
-    weights = max(kernel.blocks, key=lambda block: kernel.count(block, "FFMA"))
-    assert kernel.shortest_through(weights) / TILE_OF_LANE <= 13.7
-    assert len(weights) / TILE_OF_LANE <= 12.1
+    stretches = [block for block in kernel.blocks if kernel.count(block, "FFMA") == 6 * TILE_OF_LANE]
+    near, far = sorted(stretches, key=len)
+    assert (kernel.count(near, "FMNMX"), kernel.count(far, "FMNMX")) == (0, TILE_OF_LANE)
+    assert kernel.shortest_through(near) / TILE_OF_LANE <= 13
+    assert len(far) / TILE_OF_LANE <= 12.1
     assert max(kernel.count(block, "LDG.E.128") for block in kernel.blocks) == TILE_OF_LANE / LOADED[suffix]
     # Nor does a row's last tile, which ends earlier, wait for a maximum before all of it is under way: loads
     # follow upon maxima once, between the code of the two.

@@ -154,12 +154,11 @@ __device__ __forceinline__ float least_difference(float scale) {
     return __fmul_rn(0.5f * LEAST_POWER, __uint_as_float(0x7f000000u - exponent));
 }
 
-// 2 ** ((logit - peak) x scale) of a logit up to the peak, relative error below 2**-18; exactly 1 at the peak. The
-// arithmetic of `exp2.fused_exp2`. Its polynomial is shorter than the one above: what weighs a whole vocabulary is
-// limited by instructions. The peak is subtracted before multiplying: logit x scale overflows where this does not.
-__device__ __forceinline__ float weight_of(float logit, float peak, float scale) {
+// 2 ** (difference x scale) of a difference from `least_difference` to 0, relative error below 2**-18; exactly 1 at 0.
+// The arithmetic of `exp2.fused_exp2`. Its polynomial is shorter than the one above: what weighs a whole vocabulary is
+// limited by instructions.
+__device__ __forceinline__ float weight_at(float difference, float scale) {
     const float rounder = 0x1.8p23f;  // adding it leaves the nearest integer in the low bits
-    const float difference = fmaxf(__fsub_rn(logit, peak), least_difference(scale));
     const float shifted = __fmaf_rn(difference, scale, rounder);
     const float fraction = __fmaf_rn(difference, scale, __fsub_rn(rounder, shifted));
     float result = 0x1.3a0514p-7f;
@@ -168,6 +167,12 @@ __device__ __forceinline__ float weight_of(float logit, float peak, float scale)
     result = __fmaf_rn(result, fraction, 0x1.62e12cp-1f);
     result = __fmaf_rn(result, fraction, 1.0f);
     return __uint_as_float(__float_as_uint(result) + (__float_as_uint(shifted) << 23));
+}
+
+// 2 ** ((logit - peak) x scale) of a logit up to the peak. The peak is subtracted before multiplying: logit x scale
+// overflows where this does not.
+__device__ __forceinline__ float weight_of(float logit, float peak, float scale) {
+    return weight_at(fmaxf(__fsub_rn(logit, peak), least_difference(scale)), scale);
 }
 
 __device__ __forceinline__ u64 fixed_weight(float weight) {

@@ -80,12 +80,7 @@ __device__ __forceinline__ void uncut_laws_of(
         }
     }
 #pragma unroll
-    for (int other = WARP / 2; other > 0; other /= 2) {
-#pragma unroll
-        for (int n = 0; n < N; ++n) {
-            laws[n].peak = max_or_nan(laws[n].peak, __shfl_xor_sync(FULL_WARP, laws[n].peak, other));
-        }
-    }
+    for (int n = 0; n < N; ++n) laws[n].peak = warp_max_or_nan(laws[n].peak);
 #pragma unroll
     for (int ahead = 0; ahead < AHEAD; ++ahead) {
 #pragma unroll

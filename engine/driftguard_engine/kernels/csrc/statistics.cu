@@ -7,6 +7,21 @@
 
 struct TileStatistics { float maximum, lane_maximum, sum, lane_sum; };
 
+// A run's weights, added to a lane's sums. NEAR: no logit is as far below the peak as `least_difference`.
+template <bool NEAR, typename Logit>
+__device__ __forceinline__ void add_weights(
+    const typename Reader<Logit>::Raw& raw, float peak, float scale, bool first, float (&sums)[RUN]
+) {
+    float logits[RUN];
+    Reader<Logit>::unpack(raw, logits);
+#pragma unroll
+    for (int place = 0; place < RUN; ++place) {
+        const float weight = NEAR ? weight_at(__fsub_rn(logits[place], peak), scale)
+                                  : weight_of(logits[place], peak, scale);
+        sums[place] = first ? weight : __fadd_rn(sums[place], weight);
+    }
+}
+
 // `scale` 0: greedy, which needs no sum. FULL: the row starts on 16 bytes and fills the tile, so that nothing stands
 // between the loads, and all of them are under way before the first is used.
 template <bool FULL, typename Logit>
@@ -17,38 +32,40 @@ __device__ __forceinline__ TileStatistics tile_statistics(const Logit* row, int 
     const int first = tile * TILE + static_cast<int>(threadIdx.x % WARP) * RUN;
     const bool whole = FULL || starts_on_16_bytes(row);
     Raw kept[KEPT ? CHUNKS : 1];
-    Maximum<Logit> best;
+    Extremes<Logit> extremes;
 #pragma unroll UNROLLED
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
         const int at = first + chunk * CHUNK;
         if (FULL || at < size) {
             Raw& raw = kept[KEPT ? chunk : 0];
             raw = Reader<Logit>::read(row, at, FULL ? at + RUN : size, whole);
-            if (!KEPT) best.take(raw);
+            if (!KEPT) extremes.take(raw);
         }
     }
     // Not in the loop above, where each maximum would hold up the loads behind it.
 #pragma unroll
     for (int chunk = 0; chunk < (KEPT ? CHUNKS : 0); ++chunk) {
-        if (FULL || first + chunk * CHUNK < size) best.take(kept[chunk]);
+        if (FULL || first + chunk * CHUNK < size) extremes.take(kept[chunk]);
     }
-    const float lane_maximum = best.value();
+    const float lane_maximum = extremes.largest();
     const float maximum = warp_max_or_nan(lane_maximum);
     if (scale == 0.0f) return {maximum, lane_maximum, 0.0f, 0.0f};
 
     const float peak = maximum == -INF ? 0.0f : maximum;
+    const bool near = __fsub_rn(extremes.smallest(), peak) >= least_difference(scale);
     float sums[RUN] = {};
-#pragma unroll UNROLLED
-    for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-        const int at = first + chunk * CHUNK;
-        if (FULL || at < size) {
-            if (!KEPT) kept[0] = Reader<Logit>::read(row, at, FULL ? at + RUN : size, whole);
-            float logits[RUN];
-            Reader<Logit>::unpack(kept[KEPT ? chunk : 0], logits);
+    if (FULL && KEPT && __all_sync(FULL_WARP, near)) {
 #pragma unroll
-            for (int place = 0; place < RUN; ++place) {
-                const float weight = weight_of(logits[place], peak, scale);
-                sums[place] = KEPT && chunk == 0 ? weight : __fadd_rn(sums[place], weight);
+        for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+            add_weights<true, Logit>(kept[KEPT ? chunk : 0], peak, scale, chunk == 0, sums);
+        }
+    } else {
+#pragma unroll UNROLLED
+        for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+            const int at = first + chunk * CHUNK;
+            if (FULL || at < size) {
+                if (!KEPT) kept[0] = Reader<Logit>::read(row, at, FULL ? at + RUN : size, whole);
+                add_weights<false, Logit>(kept[KEPT ? chunk : 0], peak, scale, KEPT && chunk == 0, sums);
             }
         }
     }
