@@ -64,6 +64,7 @@ def main(models: ModelOptions, limits: LimitOptions, server: ServerOptions, side
     import torch
 
     from driftguard_engine.core import EngineError
+    from driftguard_engine.cores import usable_cores
     from driftguard_engine.engine import Engine
     from driftguard_engine.server.app import ServeOptions, serve
     from driftguard_engine.telemetry.spool import SpoolError
@@ -71,8 +72,7 @@ def main(models: ModelOptions, limits: LimitOptions, server: ServerOptions, side
 
     if config.threads is None and THREADS_VARIABLE not in os.environ:
         # Threads that spin until the last of them is done wait for long where it has no core to run on.
-        cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-        config = replace(config, threads=max(min(torch.get_num_threads(), cores - 1), 1))
+        config = replace(config, threads=max(min(torch.get_num_threads(), usable_cores() - 1), 1))
     try:
         engine = Engine(config)
         telemetry = Telemetry(
