@@ -53,7 +53,7 @@ def slots_and_positions(spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
     """Of every token of spans that are no trees, in order: [N] and [N]."""
     slots = [span.slot for span in spans for _ in range(span.count)]
     positions = [place for span in spans for place in range(span.start, span.end)]
-    return torch.tensor(slots), torch.tensor(positions)
+    return torch.tensor(slots, dtype=torch.int64), torch.tensor(positions, dtype=torch.int64)
 
 
 class SlotCache:

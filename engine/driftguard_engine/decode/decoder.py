@@ -97,7 +97,9 @@ class Decoder:
         """Of the steps with this drafter that must be prepared before a request gets it."""
         if not self._is_prepared(drafter):
             return []
-        drafts = self._drafts[:1] if drafter is None else self._drafts[1:]
+        drafts = self._drafts[:1]
+        if drafter is not None:  # one that reads features is told of steps without drafts too
+            drafts = self._drafts[0 if drafter.features else 1 :]
         return [Shape(*each) for each in product(self._batches, drafts, (False, True))]
 
     def prepare(self, drafter: Drafter | None, shape: Shape) -> None:
@@ -202,10 +204,17 @@ def _outcome(row: RunningSequence, count: int, outputs: Sequence[int]) -> RowOut
     status, drafted, accepted, emitted = outputs[:_COUNTS]
     if status:
         return RowOutcome([], 0, 0, "the model gave no usable logits: NaN, +inf, or nothing above -inf")
-    drafter = row.draft.drafter
-    if emitted and drafter is not None and drafter.context is not None and not drafter.drafts_fewer:
-        expected = min(count, row.draft_count, drafter.context.length - len(row.token_ids) + 1)
-        if drafted < expected:
-            # The target needs no draft: the request goes on with what is usable.
-            logger.error("the draft gives no usable logits: %d of %d drafts", drafted, expected)
+    if emitted and drafted < (expected := min(count, row.draft_count, _room(row))):
+        # The target needs no draft: the request goes on with what is usable.
+        logger.error("the draft gives no usable logits: %d of %d drafts", drafted, expected)
     return RowOutcome(list(outputs[_COUNTS : _COUNTS + emitted]), drafted, accepted)
+
+
+def _room(row: RunningSequence) -> int:
+    """How many drafts it has at least where nothing failed and the drafter is not told to make fewer."""
+    drafter, length = row.draft.drafter, len(row.token_ids)
+    if drafter is None or drafter.drafts_fewer:
+        return 0
+    if drafter.context is not None:
+        return drafter.context.length - length + 1
+    return row.draft_count if drafter.captured and drafter.features and length > 1 else 0

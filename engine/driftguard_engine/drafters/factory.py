@@ -344,9 +344,10 @@ def _head_drafter(kind: str, directory: Path, target: TokenModel, placement: Pla
         return BlockDrafter(BlockModel(block, ids, sizes.embedding, sizes.vocabulary, slots, room))
     if kind in ("mtp", "eagle"):
         fused = read_fused_head(directory, sizes, field="draft")
-        return ChainDrafter(FusedModel(fused, sizes.embedding, target.unembed, slots, room))
+        ends = sizes.embedding, target.unembed
+        return ChainDrafter(FusedModel(fused, *ends, slots, room, placement.launcher))
     head, ids = read_head(directory, sizes, field="draft")
-    given = (head, ids, sizes.embedding, target.unembed, sizes.vocabulary, slots, room)
+    given = head, ids, sizes.embedding, target.unembed, sizes.vocabulary, slots, room, placement.launcher
     return ParallelDrafter(ParallelModel(*given)) if kind == "peagle" else ChainDrafter(Eagle3Model(*given))
 
 

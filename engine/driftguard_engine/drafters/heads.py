@@ -32,7 +32,7 @@ _Model = TypeVar("_Model", bound=ChainModel | BlockModel)
 class HeadDrafter(Drafter, Generic[_Model]):
     """See `Drafter`. Keeps the features of all tokens that the target has read."""
 
-    obstacle = "it reads on the host how far each sequence has come, for which each step waits"
+    obstacle: str | None = "it reads on the host how far each sequence has come, for which each step waits"
 
     def __init__(self, model: _Model) -> None:
         self._model = model
@@ -84,10 +84,17 @@ class ChainDrafter(HeadDrafter[ChainModel]):
 
     Behind a place the head reads a token, so that a place is read once the next token is known. What a chain
     of drafts wrote beyond the target's own features is read again when the target's are there.
+
+    By kernels all rows read equally many places, and nothing waits for a value. Behind each step the head
+    reads as many as the target did, with the tokens that the target read: what it writes behind a rejected
+    one has no meaning. Before it drafts it reads the last place with features, now with the token behind it.
     """
 
     def __init__(self, model: ChainModel) -> None:
         super().__init__(model)
+        self.captured = model.decodes
+        if self.captured:
+            self.obstacle = model.kernels_obstacle
         self._read: dict[int, int] = {}  # by slot: places that were read with the target's features
 
     def prefill(self, token_ids: Sequence[int], spans: Sequence[Span], features: Tensor | None, /) -> None:
@@ -110,6 +117,43 @@ class ChainDrafter(HeadDrafter[ChainModel]):
         self._model.copy(source, Span(span.slot, first, span.end - first))
 
     def draft(self, rows: RowState, verification: Verification, launcher: Launcher | None) -> None:
+        if self.captured:
+            self._draft_all(rows, verification, launcher)
+        else:
+            self._draft_wanted(rows, verification, launcher)
+
+    def _draft_all(self, rows: RowState, verification: Verification, launcher: Launcher | None) -> None:
+        tokens, (read, place) = verification.draft_tokens, _newest(rows)
+        hidden = None
+        for step in range(tokens.shape[1]):
+            logits, hidden = self._model.predict(self._model.decode(read, place + step, rows.slots, hidden))
+            self._draw_all(rows, verification, launcher, step, logits)
+            read = tokens[:, step : step + 1].clamp(min=0)
+
+    def _draw_all(
+        self, rows: RowState, verification: Verification, launcher: Launcher | None, step: int, logits: Tensor
+    ) -> None:
+        """Draws draft token `step` of all rows from logits [B, V], and feeds it."""
+        drawn = verification.draft_logits[:, step]
+        drawn.copy_(logits)
+        if step == 0:
+            drawn.masked_fill_((rows.lengths < 2)[:, None], -torch.inf)  # they have no place with features
+        verification.draw(step)
+        steps.feed(launcher, rows, verification.draft_tokens, step, 1)
+
+    def observe(self, rows: RowState, features: Tensor, accepted: Tensor) -> None:
+        if not self.captured:
+            super().observe(rows, features, accepted)
+            return
+        count = features.shape[1]
+        along = torch.arange(count, device=features.device)
+        places = self._model.places(rows.slots[:, None], rows.starts[:, None] + along)
+        self._model.keep(features.flatten(0, 1), places.flatten())
+        first = (rows.starts - 1).clamp(min=0)  # the place before the newest token, which was read behind it
+        behind = ((first - rows.starts + 1)[:, None] + along).clamp(max=rows.fed.shape[1] - 1)
+        self._model.decode(rows.fed.gather(1, behind), first, rows.slots)
+
+    def _draft_wanted(self, rows: RowState, verification: Verification, launcher: Launcher | None) -> None:
         tokens, hidden = verification.draft_tokens, torch.empty(0)
         for step in range(tokens.shape[1]):
             wanted = [row for row, count in enumerate(rows.drafted.tolist()) if count > step]
@@ -162,13 +206,25 @@ class ParallelDrafter(ChainDrafter):
 
     _model: ParallelModel
 
-    def draft(self, rows: RowState, verification: Verification, launcher: Launcher | None) -> None:
+    def _draft_all(self, rows: RowState, verification: Verification, launcher: Launcher | None) -> None:
+        batch, drafts = verification.draft_tokens.shape
+        newest, place = _newest(rows)
+        along = torch.arange(1, drafts, device=place.device)
+        self._model.mask(self._model.places(rows.slots[:, None], place[:, None] + along).flatten())
+        read = torch.cat([newest, newest.new_full((batch, drafts - 1), self._model.mask_token_id)], 1)
+        found, _ = self._model.predict(self._model.decode(read, place, rows.slots))
+        logits = found.view(batch, drafts, -1)
+        for step in range(drafts):
+            self._draw_all(rows, verification, launcher, step, logits[:, step])
+
+    def _draft_wanted(self, rows: RowState, verification: Verification, launcher: Launcher | None) -> None:
         counts, mask = rows.drafted.tolist(), self._model.mask_token_id
         known, spans, token_ids = self._unread(rows, [row for row, count in enumerate(counts) if count])
         masked = [Span(span.slot, span.end, counts[row] - 1) for row, span in zip(known, spans, strict=True)]
         logits = torch.empty(0, 1, 0)
         if known:
-            self._model.mask(masked)
+            places = self._model.places(*slots_and_positions(masked))
+            self._model.mask(places.to(verification.draft_logits.device))
             both = [
                 Span(one.slot, one.start, one.count + more.count)
                 for one, more in zip(spans, masked, strict=True)
@@ -208,6 +264,13 @@ class BlockDrafter(HeadDrafter[BlockModel]):
                 logits = model.predict(hidden[:, place], bias)
                 self._drawn(rows, verification, launcher, step, wanted, logits)
                 before = tokens[wanted, step].clamp(min=0)
+
+
+def _newest(rows: RowState) -> tuple[Tensor, Tensor]:
+    """Of each row the newest token [B, 1] and the place before it [B]. Of a row of one token the place is its
+    own, and the token has no meaning."""
+    place = (rows.lengths - 2).clamp(min=0)
+    return rows.state.token_ids[rows.slots, place + 1][:, None], place
 
 
 def _places(rows: RowState, wanted: Sequence[int]) -> list[tuple[int, int]]:

@@ -57,8 +57,10 @@ class HybridDrafter(Drafter):
             rows.drafted.copy_(asked.masked_fill(guessed, 0))
         if rows.drafted.any():
             self.model.draft(rows, verification, launcher)
-        drawn = rows.drafted.cpu()
-        if self.context is not None and bool((drawn < asked)[~guessed].any()):
+        drawn, owed = rows.drafted.cpu(), ~guessed
+        if self.features:  # a head has nothing to draft of one token from, and tells of drafts in turn itself
+            owed &= (rows.lengths.cpu() > 1) & self.model.captured
+        if bool((drawn < asked)[owed].any()):
             # The target needs no draft: the requests go on with what is usable.
             logger.error("the draft model of the hybrid gives no usable logits")
         if guessed.any():

@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from driftguard_engine.kernels import layers
+from driftguard_engine.kernels.cuda.launcher import Launcher
 from driftguard_engine.kv_cache import SlotCache, Span
 from driftguard_engine.models.eagle3_head import Eagle3Head
 from driftguard_engine.models.fused_head import FusedHead
 from driftguard_engine.models.linear import choose
-from driftguard_engine.models.llama_weights import heads_of, layer_of, norm_of
+from driftguard_engine.models.llama_weights import choose_ops, heads_of, layer_of, norm_of
 from driftguard_engine.models.span_layers import SpanLayers, filled
 
 Unembed = Callable[[Tensor], Tensor]  # logits [N, V] of what an output layer reads, [N, hidden]
@@ -38,6 +38,8 @@ class ChainModel(ABC):
     """
 
     features: tuple[int, ...]
+    decodes: bool = False  # whether there is `decode`
+    kernels_obstacle: str | None = None  # why the kernels do not compute it there
     _cache: SlotCache
 
     @abstractmethod
@@ -51,6 +53,16 @@ class ChainModel(ABC):
         token_ids: those behind these places. hidden [N, hidden]: what stands for the kept vectors; None:
         those that were kept.
         """
+
+    def decode(
+        self, token_ids: Tensor, starts: Tensor, slots: Tensor, hidden: Tensor | None = None
+    ) -> Tensor:
+        """As `read`, of T places of each row from starts [B] on: its output [B * T, hidden].
+
+        token_ids [B, T]: those behind these places. hidden [B * T, hidden]. Nothing waits for a value: it can
+        be captured in a CUDA graph.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def predict(self, output: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,11 +86,22 @@ class LeanChainModel(ChainModel):
     """See `ChainModel`: of layers of Llama or Qwen3."""
 
     def __init__(
-        self, modules: Sequence[Any], config: Any, rotary: Any, embedding: Tensor, slots: int, room: int
+        self,
+        modules: Sequence[Any],
+        config: Any,
+        rotary: Any,
+        embedding: Tensor,
+        slots: int,
+        room: int,
+        launcher: Launcher | None = None,
     ) -> None:
-        """modules: decoder layers of transformers, config: theirs. room: positions of a slot."""
+        """modules: decoder layers of transformers, config: theirs. room: positions of a slot. launcher: of
+        the CUDA kernels; without one there is no `decode`."""
         heads, self._embedding = heads_of(config), embedding
-        self._layers = [layer_of(each, heads, layers) for each in modules]
+        sizes = config.hidden_size, config.intermediate_size
+        self._ops, self.kernels_obstacle = choose_ops(launcher, heads, *sizes, embedding)
+        self.decodes = launcher is not None
+        self._layers = [layer_of(each, heads, self._ops) for each in modules]
         self._spans = SpanLayers(heads, len(self._layers), slots, room, rotary, embedding)
         self._cache = self._spans.cache
         self._cache.add_layer(1, config.hidden_size, 0)  # the kept vectors, as keys without values
@@ -100,6 +123,22 @@ class LeanChainModel(ChainModel):
                 read = self._layers[index + 1].attention_norm.apply(output)
         return output[: batch.tokens]
 
+    @torch.inference_mode()
+    def decode(
+        self, token_ids: Tensor, starts: Tensor, slots: Tensor, hidden: Tensor | None = None
+    ) -> Tensor:
+        rows = self._spans.rows(slots, starts)
+        if hidden is None:
+            positions = starts[:, None] + torch.arange(token_ids.shape[1], device=starts.device)
+            hidden = self._cache.keys[-1][self.places(slots[:, None], positions).flatten(), 0]
+        read, output = self._entered(self._embedding[token_ids.flatten()], hidden)
+        for index, layer in enumerate(self._layers):
+            if index:
+                read = layer.attention_norm.apply(output)
+            output, widened = self._spans.decode(self._ops, index, layer, read, output, rows)
+            output = output + widened
+        return output
+
 
 class Eagle3Model(LeanChainModel):
     """See `ChainModel`."""
@@ -113,18 +152,19 @@ class Eagle3Model(LeanChainModel):
         vocabulary: int,
         slots: int,
         room: int,
+        launcher: Launcher | None = None,
     ) -> None:
         """As `read_head` gives the head and token_ids. embedding, unembed: as of `FusedModel`."""
         config, first = head.config, head.layers[0]
         own = head.embed_tokens
         embedding = embedding if own is None else own.weight.detach()
-        super().__init__([*head.layers], config.layer, head.rotary_emb, embedding, slots, room)
+        super().__init__([*head.layers], config.layer, head.rotary_emb, embedding, slots, room, launcher)
         self.features = config.features
         self._input_norm = None if head.input_norm is None else norm_of(head.input_norm)
         self._feature_norms = [norm_of(each) for each in head.fc_norm or ()]
-        self._fuse, self._hidden_norm = choose(head.fc.weight, None), norm_of(first.hidden_norm)
+        self._fuse, self._hidden_norm = choose(head.fc.weight, None, self._ops), norm_of(first.hidden_norm)
         self._norm, output = norm_of(head.norm), head.lm_head
-        self._unembed = unembed if output is None else choose(output.weight, None).apply
+        self._unembed = unembed if output is None else choose(output.weight, None, self._ops).apply
         self._adds_to_normed, self._gives_normed = config.norm_before_residual, config.norm_output
         self._token_ids, self._vocabulary = token_ids.to(embedding.device), vocabulary
 
@@ -161,20 +201,28 @@ class ParallelModel(Eagle3Model):
         self.mask_token_id = head.config.mask_token_id
         self._mask = self._kept(filled(head.mask_hidden.detach()[0]))[0]
 
-    def mask(self, spans: Sequence[Span]) -> None:
-        """The learned vector is what is kept of these places, until the target's features are."""
-        self._cache.keys[-1][self._cache.places(spans), 0] = self._mask
+    def mask(self, places: Tensor) -> None:
+        """The learned vector is what is kept of these rows of the cache, until the target's features are."""
+        self._cache.keys[-1][places, 0] = self._mask
 
 
 class FusedModel(LeanChainModel):
     """See `ChainModel`: MTP and EAGLE."""
 
-    def __init__(self, head: FusedHead, embedding: Tensor, unembed: Unembed, slots: int, room: int) -> None:
+    def __init__(
+        self,
+        head: FusedHead,
+        embedding: Tensor,
+        unembed: Unembed,
+        slots: int,
+        room: int,
+        launcher: Launcher | None = None,
+    ) -> None:
         """embedding, unembed: the target's; it gets MINIMUM_ROWS rows or more."""
         parts = head.parts
-        super().__init__([parts.layer], head.layer_config, head.rotary_emb, embedding, slots, room)
+        super().__init__([parts.layer], head.layer_config, head.rotary_emb, embedding, slots, room, launcher)
         self.features, self._unembed, self._gives_normed = head.features, unembed, parts.feeds_normed
-        self._fuse = choose(parts.fuse.weight, parts.fuse.bias)
+        self._fuse = choose(parts.fuse.weight, parts.fuse.bias, self._ops)
         self._token_norm, self._state_norm, self._norm = (
             norm_of(each) for each in (parts.token_norm, parts.state_norm, parts.output_norm)
         )

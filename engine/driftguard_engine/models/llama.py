@@ -16,12 +16,10 @@ from torch.nn import functional as F
 
 from driftguard_engine.kernels import layers
 from driftguard_engine.kernels.cuda.launcher import Launcher
-from driftguard_engine.kernels.layer_kernels import LayerKernels, LayerOps, obstacle
-from driftguard_engine.kernels.layer_self_test import failure
 from driftguard_engine.kv_cache import SlotCache, Span
 from driftguard_engine.models.base import DecodesBySpans, Features
 from driftguard_engine.models.linear import choose
-from driftguard_engine.models.llama_weights import Layer, heads_of, layer_of, norm_of
+from driftguard_engine.models.llama_weights import Layer, choose_ops, heads_of, layer_of, norm_of
 from driftguard_engine.models.span_layers import SpanLayers
 
 
@@ -56,16 +54,8 @@ class LlamaModel(DecodesBySpans):
         self.intermediate: int = config.intermediate_size
         self.embedding: Tensor = module.model.embed_tokens.weight.detach()
         self.dtype = self.embedding.dtype
-        self.kernels_obstacle: str | None = obstacle(
-            self.dtype, config.hidden_size, config.intermediate_size, self.heads.dim
-        )
-        self._ops: LayerOps = layers
-        if launcher is not None and self.kernels_obstacle is None:
-            group = self.heads.queries // self.heads.keys
-            device = self.embedding.device
-            self.kernels_obstacle = failure(launcher, self.dtype, group, self.heads.dim, device)
-        if launcher is not None and self.kernels_obstacle is None:
-            self._ops = LayerKernels(launcher)
+        sizes = config.hidden_size, config.intermediate_size
+        self._ops, self.kernels_obstacle = choose_ops(launcher, self.heads, *sizes, self.embedding)
         self._layers = []
         for layer in module.model.layers:
             self._layers.append(layer_of(layer, self.heads, self._ops))
@@ -120,20 +110,14 @@ class LlamaModel(DecodesBySpans):
         self, token_ids: Tensor, starts: Tensor, slots: Tensor, features: Features | None = None
     ) -> Tensor:
         """What the head reads of every token, [B * T, hidden]."""
-        rows, slot_cache = layers.Rows(slots, starts, self._spans.cos, self._spans.sin), self._spans.cache
+        rows = self._spans.rows(slots, starts)
         hidden = self.embedding[token_ids.flatten()]  # [B * T, hidden]
         normed = self._ops.norm(hidden, self._layers[0].attention_norm)
         next_norms = [*(layer.attention_norm for layer in self._layers[1:]), self._final_norm]
         for index, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):
             if features is not None:
                 features.take(index, hidden)
-            cache = layers.KeysValues(slot_cache.keys[index], slot_cache.values[index], slot_cache.length)
-            queries = self._ops.rope_and_store_kv(
-                layer.qkv.apply(normed), self.heads.queries, layer.head_norm, rows, cache
-            )
-            mixed = layer.output.apply(self._ops.attend(queries, rows, cache))
-            hidden, normed = self._ops.add_and_norm(hidden, mixed, layer.mlp_norm)
-            widened = layer.down.apply(layer.gated.apply(normed))
+            hidden, widened = self._spans.decode(self._ops, index, layer, normed, hidden, rows)
             hidden, normed = self._ops.add_and_norm(hidden, widened, next_norm)
         if features is not None:
             features.take(self.layers, normed)

@@ -8,7 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from driftguard_engine.kernels.layer_kernels import LayerOps
+from driftguard_engine.kernels import layers
+from driftguard_engine.kernels.cuda.launcher import Launcher
+from driftguard_engine.kernels.layer_kernels import LayerKernels, LayerOps, obstacle
+from driftguard_engine.kernels.layer_self_test import failure
 from driftguard_engine.kernels.layers import Norm
 from driftguard_engine.models.linear import Gated, Linear, choose, choose_gated
 
@@ -59,6 +62,17 @@ def heads_of(config: Any) -> Heads:
     queries: int = config.num_attention_heads
     dim: int = getattr(config, "head_dim", None) or config.hidden_size // queries
     return Heads(queries, config.num_key_value_heads, dim)
+
+
+def choose_ops(
+    launcher: Launcher | None, heads: Heads, hidden: int, intermediate: int, like: Tensor
+) -> tuple[LayerOps, str | None]:
+    """What computes layers of these sizes where they decode, and why the kernels cannot; without a launcher
+    torch does. like: has the device and the type."""
+    found = obstacle(like.dtype, hidden, intermediate, heads.dim)
+    if launcher is not None and found is None:
+        found = failure(launcher, like.dtype, heads.queries // heads.keys, heads.dim, like.device)
+    return (layers if launcher is None or found is not None else LayerKernels(launcher)), found
 
 
 def layer_of(module: Any, heads: Heads, ops: LayerOps) -> Layer:

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from driftguard_engine.kernels import layers
+from driftguard_engine.kernels.layer_kernels import LayerOps
 from driftguard_engine.kv_cache import SlotCache, Span
 from driftguard_engine.models.linear import MINIMUM_ROWS
 from driftguard_engine.models.llama_weights import Heads, Layer, rotation
@@ -80,6 +82,24 @@ class SpanLayers:
         mixed = self._attend(index, layer, layer.qkv.apply(normed), batch)
         hidden = layer.output.plus(mixed, hidden)
         return layer.down.plus(layer.gated.apply(layer.mlp_norm.apply(hidden)), hidden)
+
+    def rows(self, slots: Tensor, starts: Tensor) -> layers.Rows:
+        """For `decode`: rows [B] that go on at these positions [B]."""
+        return layers.Rows(slots, starts, self.cos, self.sin)
+
+    def decode(
+        self, ops: LayerOps, index: int, layer: Layer, normed: Tensor, hidden: Tensor, rows: layers.Rows
+    ) -> tuple[Tensor, Tensor]:
+        """As `run`, of T tokens of each row: two parts of the output [B * T, hidden], which are to be added.
+
+        Shapes depend on the batch alone, and nothing waits for a value: it can be captured in a CUDA graph.
+        """
+        cache = layers.KeysValues(self.cache.keys[index], self.cache.values[index], self.cache.length)
+        qkv, heads = layer.qkv.apply(normed), self._heads.queries
+        queries = ops.rope_and_store_kv(qkv, heads, layer.head_norm, rows, cache)
+        mixed = layer.output.apply(ops.attend(queries, rows, cache))
+        hidden, normed = ops.add_and_norm(hidden, mixed, layer.mlp_norm)
+        return hidden, layer.down.apply(layer.gated.apply(normed))
 
     def _stored(self, index: int, layer: Layer, qkv: Tensor, batch: SpanBatch) -> Tensor:
         """Writes the new keys and values and returns the rotated queries, [rows, H, D]."""

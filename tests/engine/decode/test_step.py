@@ -12,13 +12,17 @@ from driftguard_engine.decode.slots import SlotTable
 from driftguard_engine.decode.step import Shape, Step
 from driftguard_engine.drafters.base import Drafter
 from driftguard_engine.drafters.draft_model import DraftModelDrafter
+from driftguard_engine.drafters.heads import ChainDrafter, ParallelDrafter
 from driftguard_engine.drafters.ngram import NgramDrafter
 from driftguard_engine.kernels.cuda.launcher import Argument, Size
+from driftguard_engine.models.chain_heads import Eagle3Model, FusedModel, ParallelModel
 from driftguard_engine.models.linear import PlainLinear
 from driftguard_engine.models.llama import LlamaModel
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.engine.core.eagle3_heads import random_head
+from tests.engine.core.heads import random
 from tests.engine.core.tiny import new_module
 
 VOCABULARY, SLOTS, LENGTH = 97, 3, 64
@@ -67,8 +71,15 @@ class _Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def step(drafter: str, queued: _Queued, draft_vocabulary: int = VOCABULARY) -> Step:
     with DEVICE:
         modules = [new_module("llama", seed=1, vocabulary=size) for size in (VOCABULARY, draft_vocabulary)]
+        eagle3 = random_head(modules[0], VOCABULARY, (0, 1))
+        mtp, peagle = (random(kind, modules[0], VOCABULARY) for kind in ("mtp", "peagle"))
+        every = torch.arange(VOCABULARY)
     target, draft = (LlamaModel(module, SLOTS + 1, LENGTH, spare=31) for module in modules)
+    ends, slots, room = (target.embedding, target.unembed), SLOTS + 1, LENGTH + 31
     drafters: dict[str, Drafter | None] = {
+        "eagle3": ChainDrafter(Eagle3Model(eagle3, every, *ends, VOCABULARY, slots, room, queued)),
+        "mtp": ChainDrafter(FusedModel(mtp, *ends, slots, room, queued)),
+        "peagle": ParallelDrafter(ParallelModel(peagle, every, *ends, VOCABULARY, slots, room, queued)),
         "draft_model": DraftModelDrafter(draft),
         "ngram": NgramDrafter(2, 4),
         "none": None,
@@ -77,7 +88,7 @@ def step(drafter: str, queued: _Queued, draft_vocabulary: int = VOCABULARY) -> S
     return Step(target, SlotTable(SLOTS, LENGTH, {0}, DEVICE), drafters[drafter], shape, queued)
 
 
-@pytest.mark.parametrize("drafter", ["draft_model", "ngram", "none"])
+@pytest.mark.parametrize("drafter", ["draft_model", "eagle3", "mtp", "peagle", "ngram", "none"])
 def test_a_step_on_a_gpu_asks_the_device_for_nothing(drafter: str) -> None:
     queued = _Queued()
     built = step(drafter, queued)
@@ -87,7 +98,7 @@ def test_a_step_on_a_gpu_asks_the_device_for_nothing(drafter: str) -> None:
     with pytest.raises(RuntimeError, match="meta"):  # the check can fail: this is how it would
         told.max().item()
     assert queued.kernels[-2:] == ["verify_chain_fp32", "append_step"]
-    assert queued.kernels.count("draw_drafts_fp32") == (DRAFTS if drafter == "draft_model" else 0)
+    assert queued.kernels.count("draw_drafts_fp32") == (0 if drafter in ("ngram", "none") else DRAFTS)
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,9 @@ class Drafted:
     logits: Tensor  # [drafts, V]
 
 
-def engine_of(target: Path, head: Path, drafter: str, **changes: Any) -> Engine:
+def engine_of(target: Path, head: Path | None, drafter: str, **changes: Any) -> Engine:
     settings: dict[str, Any] = {"max_batch": 3, "prefill_chunk_tokens": 8} | changes
-    return Engine(EngineConfig(str(target), str(head), drafter, **settings))
+    return Engine(EngineConfig(str(target), None if head is None else str(head), drafter, **settings))
 
 
 def traffic() -> list[Any]:

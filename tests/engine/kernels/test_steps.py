@@ -59,8 +59,8 @@ def sequences(drafter: str, launcher: Launcher | None, path: str) -> list[list[i
     embedding = module.model.embed_tokens.weight.detach()
     every = torch.arange(VOCABULARY)
     ends = embedding, target.unembed
-    head = Eagle3Model(random_head(module, VOCABULARY, (0, 1)), every, *ends, VOCABULARY, 4, LENGTH)
-    fused = FusedModel(random("mtp", module, VOCABULARY), *ends, 4, LENGTH)
+    head = Eagle3Model(random_head(module, VOCABULARY, (0, 1)), every, *ends, VOCABULARY, 4, LENGTH, launcher)
+    fused = FusedModel(random("mtp", module, VOCABULARY), *ends, 4, LENGTH, launcher)
     block = BlockModel(random("dspark", module, VOCABULARY), every, embedding, VOCABULARY, 4, LENGTH)
     long_matches = SuffixDrafter(Corpus(KNOWN), matches=Matches(least=2))
     drafters: dict[str, Drafter] = {
