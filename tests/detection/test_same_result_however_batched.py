@@ -64,6 +64,28 @@ def eventful(n: int = 6_000) -> ObservationBatch:
     return batch
 
 
+def of_sessions(good: int, fallen: int, again: int) -> ObservationBatch:
+    """Four requests of a session in turn, of which some fall by .5."""
+    rng, number = np.random.default_rng(1), np.arange(good + fallen + again)
+    session = number // 4
+    means = 0.7 - 0.5 * ((number >= good) & (number < good + fallen))
+    means += rng.normal(0.0, 0.05, len(number))[session] + rng.normal(0.0, 0.1, len(number))
+    drafted = rng.integers(80, 300, len(number))
+    accepted = rng.binomial(drafted, np.clip(means, 0.005, 0.995))
+    names = [f"session {each}" for each in session]
+    of = ["s"] * len(number)
+    return ObservationBatch.of(number + 1, of, drafted, accepted, 1.7e9 + 2.0 * number, session=names)
+
+
+def test_a_large_fall_of_sessions_at_once() -> None:
+    """As after an outage. Its evidence is beyond all numbers while the incident is open."""
+    batch, config = of_sessions(2_500, 2_000, 200), DetectorConfig()
+    before = [*range(50, 2_600, 50)]
+    little = in_parts(config, batch, [*before, *range(2_600, len(batch), 50)], restart=False)
+    assert [type(finding) for finding in little[1]] == [BaselineReady, DriftOpened, DriftClosed]
+    assert in_parts(config, batch, [*before, 2_600], restart=True) == little
+
+
 def test_one_by_one_in_batches_and_across_restarts() -> None:
     batch, config = eventful(), DetectorConfig(minimum_drop=0.1, false_alarm_every=1_000.0)
     whole = in_parts(config, batch, [], restart=False)

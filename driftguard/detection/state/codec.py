@@ -182,10 +182,19 @@ def decode_state(data: bytes) -> StreamState:
     try:
         wire = msgspec.msgpack.decode(body, type=_State)
         columns = {name: _unpack(getattr(wire, name)) for name in wire.__struct_fields__ if name != "history"}
+        _begin_anew_where_lost(columns)
         total = int(columns["drafted_requests"].sum())
         return StreamState(**columns, history=_history(wire.history, total))
     except (msgspec.DecodeError, ValueError, TypeError) as error:
         raise UnreadableState(f"the stored detector state is damaged: {error}") from None
+
+
+def _begin_anew_where_lost(columns: dict[str, Any]) -> None:
+    """In states of release 0.1.0 evidence that had grown beyond all numbers has lost its age, for good."""
+    for of in ("stratum", "stream"):
+        known = np.isfinite(columns[f"{of}_mean_start"])
+        for name in (f"{of}_mean_start", f"{of}_evidence"):
+            columns[name] = np.where(known, columns[name], 0.0)
 
 
 def _pack(value: Any) -> Any:

@@ -125,6 +125,17 @@ class History:
             return np.zeros(0, dtype=np.int64 if name in WHOLE else np.float64)
         return _wide((*self.compact, *self.loose), name)[-self.length :]
 
+    def count_behind(self, ordinal: int) -> int:
+        """How many of the observations have a larger ordinal."""
+        count = 0
+        for piece in reversed((*self.compact, *self.loose)):
+            above = ordinal - piece.smallest[WHOLE.index("ordinal")]
+            behind = len(piece) - int(np.searchsorted(piece.kept("ordinal"), above, side="right"))
+            count += behind
+            if behind < len(piece):
+                break
+        return min(count, self.length)
+
     def followed_by(self, rows: Any, limit: int) -> History:
         """The history with `rows` (which has the same columns, wide) at its end: at most `limit` in all."""
         if len(rows.ordinal) == 0:

@@ -244,9 +244,11 @@ def running_sums(
         for size in rounds.sizes:
             of_round = sums[done : done + size]
             np.multiply(current[:size] + begin[done : done + size, None], of_round, of_round)
+            # Past an alarm, and while an incident is open, sums grow beyond all numbers; what becomes of them
+            # must not depend on how many requests come at a time.
+            np.minimum(of_round, LARGEST_SUM, out=of_round)
             current, done = of_round, done + size
-    # Only rows past an alarm, which are thrown away, can grow so far; they must still add up.
-    after: Floats = np.minimum(sums, LARGEST_SUM, out=sums)[rounds.place]
+    after: Floats = sums[rounds.place]
     return after
 
 
@@ -309,7 +311,7 @@ def aging_sums(start: Running, group: NDArray[np.intp], requests: InSessions, st
     current, done = start[rounds.longest_first], 0
     sums, means = current.evidence, current.mean_start
     evidence, mean_start = [sums[:0]], [means[:0]]
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(over="ignore"):
         for size in rounds.sizes:
             begin, begin_now, slope, shown_new, least = of_request[:, done : done + size]
             first, most, gain = of_lane[:, done : done + size]
@@ -318,8 +320,8 @@ def aging_sums(start: Running, group: NDArray[np.intp], requests: InSessions, st
             shown = np.maximum(means * slope + shown_new, least)
             staked = np.minimum(first * shown, most)
             sums = worth * charged(1.0 + staked * gain, staked, inflation[done : done + size])
+            sums = np.minimum(sums, LARGEST_SUM)  # as in running_sums; the mean start is no number beyond
             evidence.append(sums)
             mean_start.append(means)
             done += size
-    # As in running_sums: what is thrown away may be too large, and still has to add up.
-    return Running(np.fmin(np.concatenate(evidence), LARGEST_SUM), np.concatenate(mean_start))[rounds.place]
+    return Running(np.concatenate(evidence), np.concatenate(mean_start))[rounds.place]

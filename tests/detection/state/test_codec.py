@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -17,6 +19,19 @@ def test_round_trip(stored: bytes) -> None:
     assert encode_state(decode_state(stored)) == stored
     empty = encode_state(StreamState())
     assert encode_state(decode_state(empty)) == empty
+
+
+def test_evidence_that_has_lost_its_age_begins_anew(stored: bytes) -> None:
+    state = decode_state(stored)
+    lost = replace(
+        state,
+        stream_evidence=np.full_like(state.stream_evidence, 1e290),
+        stream_mean_start=np.full_like(state.stream_mean_start, np.nan),
+    )
+    found = decode_state(encode_state(lost))
+    assert not found.stream_evidence.any()
+    assert not found.stream_mean_start.any()
+    assert (found.stratum_evidence == state.stratum_evidence).all()
 
 
 def test_another_version_is_told(stored: bytes) -> None:
