@@ -61,6 +61,7 @@ WANDERING = 4.0
 PATIENCE, LEAST_PATIENCE_REQUESTS, LEAST_PATIENCE_WINDOWS = 75.0, 512.0, 32.0
 SMALL_DROP_OF_REQUESTS, SMALL_DROP_OF_WINDOWS = 0.05, 0.10
 YOUNG, YOUNG_DEPENDENT = 2_000, 3_000  # requests of the stream, see `is_young`
+_OLD = YOUNG_DEPENDENT + LONGEST_INTERVAL
 RECOLLECTED = 1.25  # an inflation that grows by more makes evidence void
 
 
@@ -107,7 +108,11 @@ def of_stream_young_for(state: StreamState, code: int) -> int:
 
 
 def _age(state: StreamState, code: int) -> int:
-    return state.ordinal - int(state.ready_ordinal[code])
+    """How many requests the stream has had since the stratum has a baseline; one that is longer ago than the
+    history reaches back is as old as is ever asked. Ordinals do not tell: they count those of all streams."""
+    ready, history = int(state.ready_ordinal[code]), state.history
+    age = history.count_behind(ready)
+    return age if age < len(history) or age == history.total else max(age, _OLD)
 
 
 def wander_possible(state: StreamState, base: Baselines, rows: Columns, code: int) -> float:
@@ -315,7 +320,7 @@ def _patience(state: StreamState, base: Baselines, code: int) -> float:
         return max(LEAST_PATIENCE_WINDOWS, PATIENCE * dependent / SMALL_DROP_OF_WINDOWS**2)
     dependent = inflation * variance
     # What waited for as long as the stratum was young is not counted before its alarm is raised.
-    young = may_wander(state, code) and _age(state, code) < YOUNG_DEPENDENT + LONGEST_INTERVAL
+    young = may_wander(state, code) and _age(state, code) < _OLD
     least = math.inf if young else LEAST_PATIENCE_REQUESTS
     return max(least, PATIENCE * dependent / SMALL_DROP_OF_REQUESTS**2)
 

@@ -46,6 +46,13 @@ def test_users_that_differ_raise_hardly_an_alarm_in_young_streams() -> None:
     assert sum(alarms) <= STREAMS / 5
 
 
+def test_a_stream_is_as_old_as_its_own_requests_whatever_other_streams_have_sent_between_them() -> None:
+    for seed in range(4):
+        batch = USERS.batch([611, seed], LENGTH)
+        alone, beside = (fold_all(replace(batch, ordinal=batch.ordinal * apart))[1] for apart in (1, 100))
+        assert [each.ordinal for each in opened(beside)] == [100 * each.ordinal for each in opened(alone)]
+
+
 def test_a_large_fall_of_a_young_stream_is_told_at_once() -> None:
     found = delays(700, 0.2)
     assert len(found) == RUNS
