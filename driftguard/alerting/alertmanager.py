@@ -66,14 +66,16 @@ def alerts(
         if severity == "info" or (raised_at is not None and raised_at < now - REPEAT_RESOLUTION_FOR):
             continue
         event = "raised" if raised_at else "resolved" if incident.state == "resolved" else "firing"
-        ends_at = raised_at or incident.resolved_at or now + ENDS_AHEAD
-        body = _body(incident, stream, severity, places, since, ends_at)
+        over_at = raised_at or incident.resolved_at
+        # A clock that was ahead may have opened it. Alertmanager refuses what ends before it starts.
+        starts_at, ends_at = min(since, over_at or now), over_at or now + ENDS_AHEAD
+        body = _body(incident, stream, severity, places, starts_at, ends_at)
         body["labels"] = {**labels, **body["labels"]}
         yield Alert(incident.id, event, severity, body)
 
 
 def _body(
-    incident: Incident, stream: Stream, severity: str, places: Places, since: datetime, ends_at: datetime
+    incident: Incident, stream: Stream, severity: str, places: Places, starts_at: datetime, ends_at: datetime
 ) -> dict[str, Any]:
     return {
         "labels": {
@@ -91,7 +93,7 @@ def _body(
             "segments": ", ".join(names_of(incident.segments)),
             **places.links(ALERTNAME, incident, stream),
         },
-        "startsAt": since.isoformat(),
+        "startsAt": starts_at.isoformat(),
         "endsAt": ends_at.isoformat(),
         "generatorURL": permalink(places.external_url, incident.id),
     }

@@ -113,12 +113,23 @@ def settle_failed(session: Session, notification_id: int, attempt: int, error: s
 
 
 def has_unoffered(session: Session, destination: str) -> bool:
-    """Whether something waits here that has not been offered once."""
+    """Whether something waits here that has not been offered once.
+
+    The firing of an incident whose resolution was offered is never sent.
+    """
+    resolution = aliased(Notification)
+    is_over = exists().where(
+        resolution.incident_id == Notification.incident_id,
+        resolution.destination == Notification.destination,
+        resolution.event == "resolved",
+        resolution.attempts > 0,
+    )
     waits = exists().where(
         Notification.destination == destination,
         Notification.delivered_at.is_(None),
         Notification.attempts == 0,
-        (Notification.event == "firing") | ~_awaits_firing(),
+        ((Notification.event == "firing") & ~is_over)
+        | ((Notification.event != "firing") & ~_awaits_firing()),
     )
     return session.scalar(select(waits)) or False
 

@@ -13,6 +13,7 @@ from driftguard.alerting.alertmanager import Alertmanager
 from driftguard.alerting.destination import alertmanagers
 from driftguard.alerting.places import Places
 from driftguard.metrics import Metrics
+from driftguard.store import incidents
 from driftguard.store.database import Database
 from driftguard.store.tables import Notification
 from tests.alerting.http_receiver import Receiver, http_receiver, wait_until
@@ -138,6 +139,24 @@ def test_a_peer_that_fails_is_noted_with_its_reason(database: Database) -> None:
     assert not sender.news()  # from now on it waits for the next round like everything else
 
 
+def test_what_is_over_before_its_first_round_is_no_news_once_that_was_offered(database: Database) -> None:
+    """As where fall and recovery are read together after a downtime: its firing is never sent."""
+    for status, taken in ((503, False), (200, True)):
+        with http_receiver() as receiver:
+            receiver.status = status
+            peers = alertmanagers([peer(receiver)])
+            incident_id = add_incident(database, peers, stream_id=add_stream(database, str(status)))
+            now = datetime.now(UTC)
+            resolve(database, incident_id)
+            with database.session() as session:
+                incidents.announce(session, incident_id, peers, "resolved", "critical", now)
+            sender = sink(database, peer(receiver))
+            assert sender.news()
+            sender.send(now)
+            assert not sender.news()
+            assert bool(receiver.taken()) == taken
+
+
 def test_an_information_is_never_sent(database: Database) -> None:
     with http_receiver() as receiver:
         add_incident(database, [], severity="info")
@@ -184,6 +203,21 @@ def test_the_real_alertmanager_pages_once_and_resolves_once_over_a_restart(
         assert statuses(first) == ["firing", "resolved"]
         labels = receiver.received[0].body["commonLabels"]
         assert labels["alertname"] == "DriftGuardIncident"
+
+
+@needs_alertmanager
+def test_the_real_alertmanager_takes_what_a_clock_that_was_ahead_has_opened(
+    database: Database, tmp_path: Path
+) -> None:
+    """It refuses an alert that ends before it starts, and the others of a round with it."""
+    with http_receiver() as receiver, running_alertmanager(tmp_path, config(receiver.url)) as url:
+        ahead = add_incident(database, alertmanagers([url]), opened_at=datetime.now(UTC) + timedelta(hours=1))
+        assert sink(database, url).send(datetime.now(UTC)) is None
+        wait_until(lambda: [each.body["status"] for each in receiver.received] == ["firing"], "the page")
+        resolve(database, ahead)
+        assert sink(database, url).send(datetime.now(UTC)) is None
+        told = ["firing", "resolved"]
+        wait_until(lambda: [each.body["status"] for each in receiver.received] == told, "the resolution")
 
 
 @needs_alertmanager
