@@ -95,7 +95,7 @@ def _readable(error: Any) -> str:
     if error["type"] == "value_error":  # of a whole group: its input would show keys
         return ": ".join(part for part in (key, str(error["ctx"]["error"])) if part)
     if error["type"] == "string_pattern_mismatch" and error["ctx"]["pattern"] == URL_PATTERN:
-        return f"{key}: does not begin with http:// or https:// and a host{_given(key, error['input'])}"
+        return f"{key}: does not begin with http:// or https:// and a host{_given_url(key, error['input'])}"
     told = error["msg"].partition(", unable to")[0]
     return f"{key}: {told[:1].lower()}{told[1:]}{_given(key, error['input'])}"
 
@@ -105,6 +105,12 @@ def _given(key: str, value: object) -> str:
     if key.endswith("key") or (isinstance(value, str) and "://" in value):
         return ""
     return f", not {value!r}"
+
+
+def _given_url(key: str, value: str) -> str:
+    """As `_given`, without what names a receiver, or is a password, in the address of one."""
+    host, slash, _ = value.partition("/")
+    return "" if "@" in value or "://" in value else _given(key, host + (slash and "/..."))
 
 
 def describe_settings(

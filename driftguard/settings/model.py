@@ -47,6 +47,7 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 Text = Annotated[str, Field(min_length=1, max_length=256)]
 FalseAlarmScope = Literal["stream", "fleet"]
 AskedEngine = Literal["auto", "vllm", "sglang", "llamacpp", "driftguard", "other"]
+Url = Annotated[str, Field(pattern=URL_PATTERN)]
 LabelSource = Annotated[str, Field(pattern=r"^(header:.+|json:.+|path|model)$")]
 
 
@@ -364,10 +365,10 @@ class ProbeSettings(_Group):
 
 
 class AlertingSettings(_Group):
-    alertmanager_urls: list[str] = Field(
+    alertmanager_urls: list[Url] = Field(
         default_factory=list, description="Alertmanager peers; alerts are posted to every one."
     )
-    webhook_urls: list[str] = Field(default_factory=list, description="URLs that receive each page as JSON.")
+    webhook_urls: list[Url] = Field(default_factory=list, description="URLs that receive each page as JSON.")
     labels: dict[str, str] = Field(
         default_factory=dict,
         description="Labels of every alert that this sidecar posts to Alertmanager, such as cluster and "
@@ -378,10 +379,10 @@ class AlertingSettings(_Group):
         description="A fall of acceptance that is known to cost less than this part of the tokens per second "
         "pages nobody, until it costs more; 0 pages for every fall.",
     )
-    external_url: str | None = Field(
+    external_url: Url | None = Field(
         None, description="Address under which people reach this sidecar; used in links of alerts."
     )
-    grafana_url: str | None = Field(
+    grafana_url: Url | None = Field(
         None,
         description="Address of the Grafana that has the dashboards; without it alerts do not link them.",
     )

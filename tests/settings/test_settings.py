@@ -55,6 +55,19 @@ def test_command_line_then_environment_then_file(tmp_path: Path, monkeypatch: py
             "[[sources]]\nurl = 'chat:8000'",
             "sources.0.url: does not begin with http:// or https:// and",
         ),
+        (
+            "[alerting]\nalertmanager_urls = ['alertmanager:9093']",
+            "alerting.alertmanager_urls.0: does not begin with http:// or https:// and a host, not "
+            "'alertmanager:9093'",
+        ),
+        (
+            "[alerting]\nwebhook_urls = ['http://a', 'hooks.example.com/T0/hunter2']",
+            "alerting.webhook_urls.1: does not begin with http:// or https:// and a host, not "
+            "'hooks.example.com/...'",
+        ),
+        ("[alerting]\nwebhook_urls = ['me:hunter2@hooks.example.com']", "webhook_urls.0: does not"),
+        ("[alerting]\nexternal_url = 'driftguard.example.com'", "alerting.external_url: does not begin"),
+        ("[alerting]\ngrafana_url = 'grafana:3000'", "alerting.grafana_url: does not begin"),
         ("clusters = {eu = 'chat-1'}", "clusters.eu: input should be a valid list"),
         ("[alerting]\nlabels = {server = 'a'}", "alerting.labels: an alert has its own server"),
         ("[alerting]\nlabels = {'a-b' = 'a'}", "alerting.labels: 'a-b' is not a label name"),
