@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import hashlib
 import time
 from collections import OrderedDict
@@ -130,5 +129,5 @@ def key_in(authorization: str) -> str:
         return ""
     try:
         return base64.b64decode(given.strip(), validate=True).decode().partition(":")[2]
-    except (binascii.Error, UnicodeDecodeError):
+    except ValueError:
         return ""

@@ -50,8 +50,15 @@ def test_on_another_address_a_key_is_needed(database: Database) -> None:
     settings = Settings(host="0.0.0.0")  # what the sidecar binds; this test reaches it over loopback
     with serving(ingest_app(settings, database.libpq_url)) as client:
         for method, path in CALLS:
-            for authorization in ("", f"Bearer {other}", "Bearer nonsense", f"Basic {key}", "Bearer"):
-                headers = {"Authorization": authorization} if authorization else {}
+            for authorization in (
+                "",
+                f"Bearer {other}",
+                "Bearer nonsense",
+                f"Basic {key}",
+                "Basic caf\xe9",
+                "Bearer",
+            ):
+                headers = {"Authorization": authorization.encode("latin-1")} if authorization else {}
                 answer = client.request(method, path, content=b"[]", headers=headers)
                 assert answer.status_code == 401, (path, authorization)
                 assert answer.headers["www-authenticate"].startswith("Bearer")
