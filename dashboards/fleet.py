@@ -7,7 +7,7 @@ from typing import Final
 from dashboards import frame, panels, promql, streams, words
 from dashboards.frame import Page, Row
 from dashboards.panels import Panel
-from dashboards.promql import is_
+from dashboards.promql import any_of, is_
 
 INCIDENT_PX: Final = 290  # of its id
 SCRAPE: Final = "driftguard_fold_lag_records"
@@ -103,7 +103,7 @@ def _streams() -> list[Panel]:
             "Acceptance": streams.acceptance(),
             "Baseline": streams.baseline(),
             "Slower": promql.gauge(
-                "driftguard_incident_slowdown_ratio", is_("direction", "down"), by=streams.LABELS
+                "driftguard_incident_slowdown_ratio", any_of("direction", "down", "slower"), by=streams.LABELS
             ),
             "Emitted tokens/s": promql.summed_rate(emitted, *traffic, by=streams.LABELS),
         },

@@ -18,6 +18,10 @@ def is_(label: str, value: str) -> str:
     return f'{label}="{value}"'
 
 
+def any_of(label: str, *values: str) -> str:
+    return f'{label}=~"{"|".join(values)}"'
+
+
 def chosen(variable: str, label: str | None = None) -> str:
     """Matches the chosen values of a variable, which has the name of the label unless given."""
     return f'{label or variable}=~"${variable}"'

@@ -7,7 +7,7 @@ from typing import Final
 from dashboards import colours, frame, panels, promql, streams, words
 from dashboards.frame import Page, Row
 from dashboards.panels import Panel
-from dashboards.promql import chosen, is_
+from dashboards.promql import any_of, chosen, is_
 
 PLACE: Final = (is_("server", "$server"), is_("target", "$target"))
 CHOSEN: Final = (*PLACE, chosen("draft_version"), chosen("method"))
@@ -80,7 +80,9 @@ def _choices() -> list[frame.Variable]:
 
 def _now() -> list[Panel]:
     speed = "driftguard_stream_tokens_per_second"
-    slowdown = promql.gauge("driftguard_incident_slowdown_ratio", is_("direction", "down"), *CHOSEN, by=DRAFT)
+    slowdown = promql.gauge(
+        "driftguard_incident_slowdown_ratio", any_of("direction", "down", "slower"), *CHOSEN, by=DRAFT
+    )
     return [
         panels.states(
             "Verdict",
@@ -231,7 +233,7 @@ def _named_by_incidents() -> Panel:
     for column in ("Before", "After"):
         table = panels.where(table, column, {"unit": "percentunit"})
     table = panels.where(table, "Severity", panels.filled(words.by_name(words.SEVERITIES)))
-    return table.no_value("No incident is open")
+    return table.no_value("No incident of acceptance is open")
 
 
 def _tokens() -> list[Panel]:

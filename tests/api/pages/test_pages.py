@@ -161,6 +161,23 @@ def test_a_stream_says_what_the_api_says(scene: Scene, open_page: Opener) -> Non
     expect(baseline).to_contain_text(f"{german['baseline']['rate']:.3f}")
 
 
+def test_tokens_that_came_slower_are_not_drawn_as_acceptance_that_rose(
+    scene: Scene, open_page: Opener
+) -> None:
+    def slower(route: Route) -> None:
+        answer = route.fetch()
+        drawn = answer.json()
+        for one in drawn["change_points"]:
+            one["direction"] = "slower"
+        route.fulfill(response=answer, json=drawn)
+
+    page = open_page(address(scene, "stream"))
+    page.route("**/acceptance?*", slower)
+    page.reload()
+    expect(page.locator("#marks li", has_text="tokens came slower")).to_be_visible()
+    expect(page.locator("#marks li", has_text="acceptance")).to_have_count(0)
+
+
 def test_a_promotion_is_in_the_history_and_in_the_chart(scene: Scene, open_page: Opener) -> None:
     page = open_page(f"{scene.client.base_url}/streams/{scene.streams['batch-1']}")
     gate = api(scene, f"retrain-runs/{scene.done_id}")["numbers"]["gate"]

@@ -109,12 +109,14 @@ function baseline() { // {rate, low, high}, or undefined
 
 // --- what happened ---
 
+const CHANGES = { down: ["--bad", "acceptance fell"], up: ["--info", "acceptance rose"], slower: ["--bad", "tokens came slower"] };
+
 function marks() {
   const within = (at) => series.since <= at && at <= series.until;
   const found = series.change_points.map((one) => ({
-    at: seconds(one.at), shown: within(one.at), hue: one.direction === "down" ? "--bad" : "--info", band: one.interval.map(seconds),
+    at: seconds(one.at), shown: within(one.at), hue: CHANGES[one.direction][0], band: one.interval.map(seconds),
     bar: [seconds(one.opened_at), one.resolved_at ? seconds(one.resolved_at) : seconds(series.until)],
-    text: one.direction === "down" ? "acceptance fell" : "acceptance rose", link: `/incidents/${one.incident_id}`,
+    text: CHANGES[one.direction][1], link: `/incidents/${one.incident_id}`,
     more: [["between", one.interval[0]], ["and", one.interval[1]], ["; found", one.opened_at], ...(one.resolved_at ? [["; resolved", one.resolved_at]] : [])],
   }));
   for (const one of series.promotions) found.push({ at: seconds(one.at), shown: true, hue: "--good", text: `draft ${one.draft_version} put into service`, more: [] });
