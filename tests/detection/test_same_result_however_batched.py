@@ -74,7 +74,8 @@ def of_sessions(good: int, fallen: int, again: int) -> ObservationBatch:
     accepted = rng.binomial(drafted, np.clip(means, 0.005, 0.995))
     names = [f"session {each}" for each in session]
     of = ["s"] * len(number)
-    return ObservationBatch.of(number + 1, of, drafted, accepted, 1.7e9 + 2.0 * number, session=names)
+    ended = (1.7e9 + 2.0 * number).tolist()
+    return ObservationBatch.of(number + 1, of, drafted, accepted, ended, session=names)
 
 
 def test_a_large_fall_of_sessions_at_once() -> None:
