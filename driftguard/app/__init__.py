@@ -44,7 +44,7 @@ from driftguard.probes.loop import ProbeLoop
 from driftguard.probes.target import targets_of
 from driftguard.retraining.promotion.watch_hook import watch_promoted
 from driftguard.retraining.run import retrain
-from driftguard.retraining.tasks import NAMESPACE, QUEUE, RetrainingJobs
+from driftguard.retraining.tasks import NAMESPACE, QUEUE, SETTLING, RetrainingJobs
 from driftguard.settings import Settings
 from driftguard.settings.secrets import secrets_of
 from driftguard.sources.otlp_push import PushedSources
@@ -211,13 +211,14 @@ class Sidecar:
     async def _run_workers(self) -> None:
         app = self._job_app(job_queue.worker_connector(self.database))
         async with app.open_async():
-            await app.run_worker_async(
-                queues=[QUEUE],
-                name="retraining",
-                concurrency=1,
-                install_signal_handlers=False,
-                delete_jobs="successful",
-            )
+            workers = [asyncio.create_task(_work_on(app, queue)) for queue in (QUEUE, SETTLING)]
+            try:
+                await asyncio.gather(*workers)
+            finally:
+                for worker in workers:
+                    if not worker.cancelling():  # a second time would cut off the job at hand
+                        worker.cancel()
+                await asyncio.gather(*workers, return_exceptions=True)
 
     def stop_soon(self) -> None:
         """Ends a running training process. Senders that wait for a commit are answered within 5 seconds, even
@@ -292,6 +293,17 @@ class Sidecar:
         done = retention.maintain(self.database, datetime.now(UTC), self.settings.retention)
         if done.created or done.dropped:
             log.info("partitions maintained", created=len(done.created), dropped=len(done.dropped))
+
+
+async def _work_on(app: procrastinate.App, queue: str) -> None:
+    """One job at a time."""
+    await app.run_worker_async(
+        queues=[queue],
+        name=queue,
+        concurrency=1,
+        install_signal_handlers=False,
+        delete_jobs="successful",
+    )
 
 
 def create_app(sidecar: Sidecar) -> FastAPI:

@@ -34,14 +34,16 @@ from driftguard.retraining.promotion.reconcile import settle
 from driftguard.retraining.run import retrain
 from driftguard.retraining.serving_scores import give_up_killed, score
 from driftguard.settings import Settings
-from driftguard.store import incidents, retrain_runs, serving_scores
+from driftguard.store import drafts, incidents, retrain_runs, serving_scores, source_activity
 from driftguard.store.database import Database
 from driftguard.store.serving_scores import Attempt
 from driftguard.store.tables import Incident, RetrainRun, Stream
 
 QUEUE: Final = "retraining"
+SETTLING: Final = "settling"  # by itself, so that a rollback waits for no training of another server
 NAMESPACE: Final = "retraining"
 KILLED_LOOKED_AT_EVERY: Final = 60.0  # seconds; a killed scoring is known as such only after minutes
+FOLLOWED_EVERY: Final = 60.0  # seconds, where records name another draft than the one known to be in service
 _Incidents = Sequence[tuple[Incident, Stream]]
 log = structlog.get_logger(__name__)
 
@@ -49,8 +51,8 @@ log = structlog.get_logger(__name__)
 class RetrainingJobs:
     """Add `blueprint` to the procrastinate app, and call `defer_due` in a loop of the sidecar.
 
-    QUEUE should have a worker of its own: a job lasts as long as a training. `should_stop` ends a running
-    training soon, so that the sidecar can stop.
+    QUEUE and SETTLING should have a worker each: a job of the first lasts as long as a training.
+    `should_stop` ends a running training soon, so that the sidecar can stop.
     """
 
     def __init__(
@@ -60,13 +62,14 @@ class RetrainingJobs:
         self._settings = settings
         self._should_stop = should_stop
         self._killed_looked_at = -math.inf
+        self._followed_at: dict[str, float] = {}  # by server
 
     @property
     def blueprint(self) -> procrastinate.Blueprint:
         """A new blueprint each time: procrastinate renames its tasks when it is added to an app."""
         blueprint = procrastinate.Blueprint()
         blueprint.task(name="retrain", queue=QUEUE)(self.retrain)
-        blueprint.task(name="settle", queue=QUEUE)(self.settle)
+        blueprint.task(name="settle", queue=SETTLING)(self.settle)
         blueprint.task(name="score", queue=QUEUE)(self.score)
         return blueprint
 
@@ -86,7 +89,8 @@ class RetrainingJobs:
         return f"{outcome.state}: {outcome.reason}"
 
     def settle(self, server: str) -> None:
-        """Finishes what a killed run began, or rolls back; asked again later where that fails."""
+        """Finishes what a killed run began, rolls back, or notes which draft somebody else has put into
+        service; asked again later where that fails."""
         try:
             settle(self._database, self._settings, server, self._should_stop)
         except DriftGuardError as error:
@@ -119,11 +123,12 @@ class RetrainingJobs:
 
     def defer_due(self, app: procrastinate.App) -> None:
         """Queues what is due: scores and retrainings of unresolved falls, and settling where a run was
-        interrupted. An incident whose captured requests can be scored is retrained for after that."""
+        interrupted or another draft serves than the one that is known. An incident whose captured requests
+        can be scored is retrained for after that."""
         self._give_up_killed()
         is_automatic, scores = self._settings.retraining.automatic, self._settings.diagnosis.score_captures
         with self._database.session() as session:
-            unsettled = set(self._unsettled(session))
+            unsettled = {*self._unsettled(session), *self._unfollowed(session)}
             falls = incidents.falls_to_act_on(session, unscored=scores, retrainable=is_automatic)
             attempts = serving_scores.attempts(session, [incident.id for incident, _ in falls])
             due = list(self._due(session, falls, attempts)) if is_automatic else []
@@ -148,12 +153,26 @@ class RetrainingJobs:
         now = datetime.now(UTC)
         for run in retrain_runs.unended(session):
             if run.state == "watching":
-                if retrain_runs.watch_of(run).verdict == "worse":
+                if retrain_runs.watch_of(run).verdict == "worse" and not _is_locked(session, run):
                     yield run.server
             elif run.state in retrain_runs.ROLLING_STATES and not restart.is_due(session, run, now):
                 continue
             elif not _lives(session, run):
                 yield run.server
+
+    def _unfollowed(self, session: Session) -> Iterator[str]:
+        """Servers whose records name another draft than the one that is known to be in service."""
+        now = time.monotonic()
+        for server in self._servers():
+            if now - self._followed_at.get(server, -math.inf) < FOLLOWED_EVERY:
+                continue
+            stream = source_activity.stream_in_service(session, server)
+            known = None if stream is None else drafts.in_service(session, server, stream.target)
+            if stream is None or known is None or known.version == stream.draft_version:
+                continue
+            if not retrain_runs.is_running(session, server, stream.target):
+                self._followed_at[server] = now
+                yield server
 
     def _due(
         self, session: Session, falls: _Incidents, attempts: Mapping[UUID, Attempt]
@@ -195,7 +214,9 @@ def _defer(app: procrastinate.App, task: str, arguments: dict[str, Any]) -> int 
     # No `lock`: procrastinate would never release that of a killed worker's job. The advisory lock of
     # retrain_runs, which ends with its process, prevents two runs at a time.
     job = app.configure_task(
-        f"{NAMESPACE}:{task}", queue=QUEUE, queueing_lock=f"{task} {arguments['server']}"
+        f"{NAMESPACE}:{task}",
+        queue=SETTLING if task == "settle" else QUEUE,
+        queueing_lock=f"{task} {arguments['server']}",
     )
     try:
         return int(job.defer(**arguments))
@@ -204,4 +225,9 @@ def _defer(app: procrastinate.App, task: str, arguments: dict[str, Any]) -> int 
 
 
 def _lives(session: Session, run: RetrainRun) -> bool:
-    return run.ended_at is None and retrain_runs.is_running(session, run.server, run.target)
+    return run.ended_at is None and _is_locked(session, run)
+
+
+def _is_locked(session: Session, run: RetrainRun) -> bool:
+    """Whether a retraining runs there, this one or another; it settles first."""
+    return retrain_runs.is_running(session, run.server, run.target)

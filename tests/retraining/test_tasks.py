@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import procrastinate
 import pytest
-from sqlalchemy import event, text
+from sqlalchemy import event, text, update
 
+from driftguard.app import Sidecar
 from driftguard.errors import Conflict
-from driftguard.retraining.tasks import NAMESPACE, QUEUE, RetrainingJobs
+from driftguard.retraining.ledger.outcome import RetrainOutcome
+from driftguard.retraining.run import retrain
+from driftguard.retraining.tasks import NAMESPACE, QUEUE, SETTLING, RetrainingJobs, defer_retraining
 from driftguard.settings import Settings
-from driftguard.store import incidents, retrain_runs
+from driftguard.store import drafts, incidents, retrain_runs
 from driftguard.store.database import Database
 from driftguard.store.job_queue import deferring_connector, worker_connector
-from driftguard.store.tables import Incident, RetrainRun
+from driftguard.store.tables import Incident, RetrainRun, Stream
 from tests.retraining.conftest import Drifted
 from tests.retraining.engine_stub import EngineStub
-from tests.retraining.world import MOVED, make_settings
+from tests.retraining.promotion.test_watch_hook import promoted
+from tests.retraining.world import BEFORE, MOVED, OLD, incident_of, make_settings, rates, record, store
+
+__all__ = ["promoted"]
 
 
 @pytest.fixture
@@ -52,7 +59,7 @@ async def work(database: Database, jobs: RetrainingJobs) -> None:
     app = procrastinate.App(connector=worker_connector(database))
     app.add_tasks_from(jobs.blueprint, namespace=NAMESPACE)
     async with app.open_async():
-        await app.run_worker_async(queues=[QUEUE], wait=False, install_signal_handlers=False)
+        await app.run_worker_async(queues=[QUEUE, SETTLING], wait=False, install_signal_handlers=False)
 
 
 def waiting(database: Database) -> int:
@@ -195,3 +202,89 @@ def test_an_engine_that_is_away_is_asked_again(
     }  # nobody guesses what the engine serves
     away.defer_due(queue)
     assert waiting(drifted.database) == 1
+
+
+def serve_another(drifted: Drifted, engine: EngineStub, version: str) -> None:
+    """The engine is started with another draft, whose records come from now on."""
+    engine.serving = {**engine.serving, "version": version}
+    engine.loaded = {version: engine.serving}
+    with drifted.database.session() as session:
+        half_an_hour_ago = datetime.now(UTC) - timedelta(minutes=30)
+        session.execute(update(Stream).values(traffic_arrived_at=half_an_hour_ago))  # of the others
+    now = datetime.now(UTC)
+    store(drifted.database, [record(version, OLD, rate, now) for rate in rates(BEFORE, 5)])
+
+
+def in_service(drifted: Drifted) -> str | None:
+    with drifted.database.session() as session:
+        found = drafts.in_service(session, "engine-1", "target")
+        return None if found is None else found.version
+
+
+def test_a_draft_that_somebody_else_puts_into_service_is_followed_without_a_retraining(
+    drifted: Drifted, engine: EngineStub, patient: Settings, queue: procrastinate.App
+) -> None:
+    quiet = patient.model_copy(
+        update={"retraining": patient.retraining.model_copy(update={"automatic": False})}
+    )
+    jobs = RetrainingJobs(drifted.database, quiet)
+    retrain(drifted.database, quiet, trigger="nightly")  # it notes which draft is in service
+    assert in_service(drifted) == drifted.parent
+    jobs.defer_due(queue)
+    assert waiting(drifted.database) == 0
+    serve_another(drifted, engine, "by-operator")
+    jobs.defer_due(queue)
+    jobs.defer_due(queue)
+    assert waiting(drifted.database) == 1
+    asyncio.run(work(drifted.database, jobs))
+    assert in_service(drifted) == "by-operator"
+
+
+def test_a_watch_ends_where_the_engine_has_returned_to_the_draft_before(
+    drifted: Drifted, promoted: UUID, engine: EngineStub, jobs: RetrainingJobs, queue: procrastinate.App
+) -> None:
+    """As one does that was started again and keeps no state."""
+    serve_another(drifted, engine, drifted.parent)
+    jobs.defer_due(queue)
+    asyncio.run(work(drifted.database, jobs))
+    assert in_service(drifted) == drifted.parent
+    (run,) = [each for each in runs(drifted.database) if each.id == promoted]
+    assert (run.state, run.reason) == (
+        "promoted",
+        f"promoted; no longer watched, because draft {drifted.parent} is in service now",
+    )
+    assert incident_of(drifted.database, drifted.incident_id).state != "mitigating"
+
+
+def test_a_rollback_waits_for_no_training_of_another_server(
+    drifted: Drifted, promoted: UUID, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the sidecar's own workers."""
+    settings = drifted.settings
+    sidecar, trains, settled = (
+        Sidecar(settings, drifted.database, "http://sidecar"),
+        threading.Event(),
+        threading.Event(),
+    )
+
+    def train(*_: object, **__: object) -> RetrainOutcome:
+        trains.set()
+        return RetrainOutcome("failed", f"another was settled meanwhile: {settled.wait(60.0)}")
+
+    monkeypatch.setattr("driftguard.retraining.tasks.retrain", train)
+    monkeypatch.setattr("driftguard.retraining.tasks.settle", lambda *_: settled.set())
+
+    async def run() -> None:
+        workers = asyncio.create_task(sidecar.work())
+        assert await asyncio.to_thread(trains.wait, 60.0)
+        with drifted.database.session() as session:
+            retrain_runs.begin(session, unended_run(drifted, "promoting"))
+        await asyncio.to_thread(sidecar._retraining.defer_due, sidecar._deferring)
+        assert await asyncio.to_thread(settled.wait, 60.0)
+        sidecar._stopping.set()
+        workers.cancel()
+        await asyncio.gather(workers, return_exceptions=True)
+
+    with sidecar._deferring.open():
+        defer_retraining(sidecar._deferring, "engine-2", "nightly")
+        asyncio.run(run())
