@@ -257,26 +257,23 @@ def test_a_watch_ends_where_the_engine_has_returned_to_the_draft_before(
 
 
 def test_a_rollback_waits_for_no_training_of_another_server(
-    drifted: Drifted, promoted: UUID, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    drifted: Drifted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the sidecar's own workers."""
-    settings = drifted.settings
-    sidecar, trains, settled = (
-        Sidecar(settings, drifted.database, "http://sidecar"),
-        threading.Event(),
-        threading.Event(),
-    )
+    sidecar = Sidecar(drifted.settings, drifted.database, "http://sidecar")
+    training, settled, meanwhile = threading.Event(), threading.Event(), list[bool]()
 
     def train(*_: object, **__: object) -> RetrainOutcome:
-        trains.set()
-        return RetrainOutcome("failed", f"another was settled meanwhile: {settled.wait(60.0)}")
+        training.set()
+        meanwhile.append(settled.wait(30.0))
+        return RetrainOutcome("failed", "no training")
 
     monkeypatch.setattr("driftguard.retraining.tasks.retrain", train)
     monkeypatch.setattr("driftguard.retraining.tasks.settle", lambda *_: settled.set())
 
     async def run() -> None:
         workers = asyncio.create_task(sidecar.work())
-        assert await asyncio.to_thread(trains.wait, 60.0)
+        assert await asyncio.to_thread(training.wait, 60.0)
         with drifted.database.session() as session:
             retrain_runs.begin(session, unended_run(drifted, "promoting"))
         await asyncio.to_thread(sidecar._retraining.defer_due, sidecar._deferring)
@@ -288,3 +285,4 @@ def test_a_rollback_waits_for_no_training_of_another_server(
     with sidecar._deferring.open():
         defer_retraining(sidecar._deferring, "engine-2", "nightly")
         asyncio.run(run())
+    assert meanwhile == [True]
