@@ -97,6 +97,16 @@ class Reading:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """Readings of a server whose counts are printed rounded, so that a window goes on over several of them.
+    `newest`: the last one. `drafting`: the last one before which draft tokens were counted, or where the
+    window began."""
+
+    newest: Reading
+    drafting: Reading
+
+
 def sums_and_counts(*histograms: str) -> frozenset[str]:
     """The samples of histograms from which means are made."""
     return frozenset(f"{histogram}_{part}" for histogram in histograms for part in ("sum", "count"))
@@ -137,7 +147,8 @@ def _read(line: str) -> Sample:
 
 @dataclass(frozen=True, slots=True)
 class Increase:
-    """The increase of counters from one reading to the next; `begun_at`: its start."""
+    """The increase of counters from one reading to the next; `begun_at`: its start; of a restart, that or
+    the middle of the two readings, whichever is later."""
 
     samples: Reading
     begun_at: datetime
@@ -157,9 +168,11 @@ class Increase:
             if name in after.samples
         }
         if restart:
-            begun_at = min(max(restart, before.at), after.at)
+            begun_at = _begun_after(restart, before, after)
         elif groups:
-            begun_at = _begun_at(groups, before, after)
+            starts = [start for start in groups.values() if start is not None]
+            known = datetime.fromtimestamp(min(starts), UTC) if starts else None
+            begun_at = _begun_after(known, before, after)
         else:
             begun_at = before.at
         return cls(Reading(after.at, gained), begun_at)
@@ -243,9 +256,10 @@ def _later_start(before: Reading, after: Reading, name: str, labels: Labels) -> 
     return now if now >= before.at.timestamp() - SAME_START_SECONDS else None
 
 
-def _begun_at(groups: Mapping[Labels, float | None], before: Reading, after: Reading) -> datetime:
-    starts = [start for start in groups.values() if start is not None]
-    if starts:
-        return min(max(datetime.fromtimestamp(min(starts), UTC), before.at), after.at)
-    # Between the two readings. The middle leaves a gap, which the detector treats as a restart.
-    return before.at + (after.at - before.at) / 2
+def _begun_after(restart: datetime | None, before: Reading, after: Reading) -> datetime:
+    """When the increase after a restart begins; `restart`: None if it is not known. In the second half of the
+    time between the readings, because the detector knows a restart by a gap that is longer than half of the
+    window after it. A process starts long before it answers, as it loads its model first: its start alone
+    would leave a short gap before a long window."""
+    middle = before.at + (after.at - before.at) / 2
+    return min(max(restart or middle, middle), after.at)

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from driftguard.adapters.adapter import Adapter
 from driftguard.adapters.condition import RECORDED, Condition
-from driftguard.adapters.reading import Reading
+from driftguard.adapters.reading import Reading, Unfinished
 from driftguard.adapters.window import Identity, LeftOut, Window, condition_of
 
 # Whether canary probes were asked of a server, by its name and its address, at any time between. Counters
@@ -22,12 +22,14 @@ def never_probed(_server: str, _url: str, _begun_at: datetime, _ended_at: dateti
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """`windows`: those to store; the next one begins at this reading once they are, unless it `goes_on`."""
+    """`windows`: those to store; the next one begins at this reading once they are, unless it `goes_on`.
+    `unfinished`: what the next reading is judged with, where counts are printed rounded."""
 
     condition: Condition
     detail: str
     windows: Sequence[Window] = ()
     goes_on: bool = False
+    unfinished: Unfinished | None = None
 
 
 def judge(
@@ -37,9 +39,10 @@ def judge(
     known: Identity,
     url: str = "",
     was_probed: WasProbed = never_probed,
+    unfinished: Unfinished | None = None,
 ) -> Judged:
-    """`before`: the reading at which the last stored window ended; None if there is none. Raises
-    Incomplete."""
+    """`before`: the reading at which the last stored window ended; None if there is none. `unfinished`: as it
+    was judged with the reading before this one. Raises Incomplete."""
     try:
         windows = adapter.windows(before or reading, reading, known)
     except LeftOut as reason:
@@ -51,10 +54,34 @@ def judge(
         return Judged("waiting", "the next scrape or export gives its first window")
     if windows and was_probed(known.server, url, before.at, reading.at):
         return Judged("reporting", "a window was left out: canary probes were asked in it")
-    if any(window.goes_on for window in windows):
-        return Judged(condition, _advice(condition, adapter, windows), goes_on=True)
+    if any(window.goes_on or (window.precision and not window.drafted) for window in windows):
+        return _judge_unfinished(adapter, before, reading, known, unfinished or Unfinished(before, before))
     stored = [window for window in windows if window.condition in RECORDED]
     return Judged(condition, _advice(condition, adapter, windows), stored)
+
+
+def _judge_unfinished(
+    adapter: Adapter, before: Reading, reading: Reading, known: Identity, last: Unfinished
+) -> Judged:
+    """Where the window from `before` has too few draft tokens to be stored. The condition is that since the
+    newest reading, as it is of servers whose counts are exact: an idle server is not busy with what it
+    drafted earlier.
+
+    That drafting stopped shows only after as many tokens as a window has, and holds until a draft token is
+    counted. Meanwhile windows without drafts are stored. What was drafted before the first of them is left
+    out, since its acceptance would not be exact.
+    """
+    newest = adapter.windows(last.newest, reading, known)
+    condition = condition_of(newest)
+    drafting = reading if any(window.drafted for window in newest) else last.drafting
+    unfinished = Unfinished(reading, drafting)
+    undrafted = adapter.windows(drafting, reading, known)
+    if condition != "idle" and condition_of(undrafted) == "drafting_stopped":
+        begun = max(before, drafting, key=lambda one: one.at)
+        stored = adapter.windows(begun, reading, known)
+        detail = _advice("drafting_stopped", adapter, undrafted)
+        return Judged("drafting_stopped", detail, stored, unfinished=unfinished)
+    return Judged(condition, _advice(condition, adapter, newest), goes_on=True, unfinished=unfinished)
 
 
 def _advice(condition: Condition, adapter: Adapter, windows: Sequence[Window]) -> str:

@@ -16,6 +16,7 @@ from driftguard.adapters.condition import Condition
 from driftguard.adapters.opentelemetry import OPENTELEMETRY
 from driftguard.adapters.otlp_points import Point, refusal, selected
 from driftguard.adapters.otlp_readings import Readings, Taken, TooManySeries
+from driftguard.adapters.reading import Unfinished
 from driftguard.adapters.window import Identity, Incomplete, Window
 from driftguard.errors import DriftGuardError
 from driftguard.records import AcceptanceRecord, RecordError, check_clock, decode_record, encode_record
@@ -65,6 +66,8 @@ class PushedSource:
     read_at: datetime | None = None  # the newest reading that a window ends at or goes on over
     readings: Readings = field(default_factory=Readings)
     judged: Judged = WAITING
+    judged_place: int | None = None  # of the reading that it is of
+    unfinished: Unfinished | None = None  # as it was judged with the reading before that one
     has_contradicted: bool = False  # whether the counts of its last window contradicted each other
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -154,7 +157,11 @@ class PushedSource:
             self.judged = Judged("reporting", f"a window was left out: {taken.left_out}")
             return []
         before = self.before.reading if self.before else None
-        self.judged = judge(self.adapter, before, taken.reading, self.identity, was_probed=self.was_probed)
+        if taken.place != self.judged_place:  # otherwise more points of the same reading arrived
+            self.judged_place, self.unfinished = taken.place, self.judged.unfinished
+        self.judged = judge(
+            self.adapter, before, taken.reading, self.identity, "", self.was_probed, self.unfinished
+        )
         try:
             records = [self._record(window, now) for window in self.judged.windows]
         except RecordError:

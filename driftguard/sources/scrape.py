@@ -21,14 +21,14 @@ from driftguard.adapters import versions
 from driftguard.adapters.adapter import Adapter
 from driftguard.adapters.condition import Condition
 from driftguard.adapters.kinds import detect
-from driftguard.adapters.reading import Reading, Unreadable
+from driftguard.adapters.reading import Reading, Unreadable, has_restarted
 from driftguard.adapters.window import Incomplete
 from driftguard.errors import DriftGuardError
 from driftguard.outgoing.connection_errors import why_not_connected
 from driftguard.records import AcceptanceRecord, RecordError
 from driftguard.settings import ScrapingSettings
 from driftguard.sources.announced_draft import Follow, nothing_announced
-from driftguard.sources.condition import WasProbed, judge, never_probed
+from driftguard.sources.condition import Judged, WasProbed, judge, never_probed
 from driftguard.sources.source import USUAL_PATHS, Scraped, Source
 from driftguard.store.records import BatchResult
 
@@ -85,7 +85,7 @@ async def scrape(
         condition, detail = await _scrape(client, source, submit, was_probed, follow)
     except _Stopped as stopped:
         condition, detail = stopped.condition, stopped.detail
-        source.version_asked_at = None  # it may come back as another
+        source.ask_again()
     except Incomplete as error:
         condition, detail = "incomplete", str(error)
     return Scraped(condition, detail, datetime.now(UTC))
@@ -95,16 +95,19 @@ async def _scrape(
     client: aiohttp.ClientSession, source: Source, submit: Submit, was_probed: WasProbed, follow: Follow
 ) -> tuple[Condition, str]:
     adapter, reading = await _read(client, source)
+    if source.before is None or has_restarted(source.before, reading):
+        source.ask_again()
     await _ask_version(client, source, adapter.kind, reading)
-    judged = judge(adapter, source.before, reading, source.identity, source.url, was_probed)
+    judged = judge(
+        adapter, source.before, reading, source.identity, source.url, was_probed, source.unfinished
+    )
     speculates = judged.condition != "not_speculating"
     if speculates and not adapter.names_target and source.identity.target is None:
         source.identity = replace(source.identity, target=await _served_model(client, source))
     try:
-        if await follow(source, reading):
-            source.before = reading
-            version = source.identity.draft_version
-            return judged.condition, f"a window was left out: draft {version} came into service in it"
+        if why := await _why_left_out(source, reading, judged, follow):
+            source.before, source.unfinished = reading, None
+            return judged.condition, f"a window was left out: {why}"
         records = [window.record(source.identity) for window in judged.windows]
         refusals = (await asyncio.wrap_future(submit(records))).refusals(records) if records else []
     except RecordError as error:
@@ -114,11 +117,25 @@ async def _scrape(
         )
     except DriftGuardError as error:
         return judged.condition, f"not stored yet: {error.detail}"
+    source.unfinished = judged.unfinished
     if not judged.goes_on:
         source.before = reading
     if refusals:
         return "incomplete", f"not stored: {refusals[0][1]}"
     return judged.condition, judged.detail
+
+
+async def _why_left_out(source: Source, reading: Reading, judged: Judged, follow: Follow) -> str:
+    """Why the counts from `source.before` to `reading` are no window; empty if they may be one. Raises
+    DatabaseUnavailable."""
+    if await follow(source, reading):
+        return f"draft {source.identity.draft_version} came into service in it"
+    newest = source.unfinished.newest if source.unfinished else source.before
+    # Until the clock has caught up, which may take hours, such a window would end before it began.
+    is_set_back = newest is not None and reading.at < newest.at
+    if is_set_back and (judged.windows or judged.goes_on):
+        return "the sidecar's clock was set back in it"
+    return ""
 
 
 async def _read(client: aiohttp.ClientSession, source: Source) -> tuple[Adapter, Reading]:
@@ -149,7 +166,7 @@ def _recognised(source: Source, text: str) -> Adapter:
     found = detect(text)
     if found is None:
         raise _Stopped("metrics_hidden", "its metrics are not those of a supported serving engine")
-    source.adapter, source.before, source.version, source.version_asked_at = found, None, None, None
+    source.adapter, source.before, source.version = found, None, None
     return found
 
 
@@ -189,9 +206,8 @@ async def _ask_version(client: aiohttp.ClientSession, source: Source, kind: str,
     """Notes the engine's version where it tells one; it keeps its last one where it does not answer."""
     if source.paths[0] not in USUAL_PATHS:
         return  # that of a gateway, whose root is another server
-    asked_at, before = source.version_asked_at, source.before
-    is_same_run = before is not None and before.started_at == reading.started_at
-    if asked_at is not None and is_same_run and reading.at < asked_at + VERSION_AFTER:
+    asked_at = source.version_asked_at
+    if asked_at is not None and reading.at < asked_at + VERSION_AFTER:
         return
     source.version_asked_at = reading.at
     for path in versions.paths(kind):

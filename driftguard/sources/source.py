@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 from urllib.request import getproxies, proxy_bypass
@@ -11,7 +11,7 @@ from urllib.request import getproxies, proxy_bypass
 from driftguard.adapters.adapter import Adapter
 from driftguard.adapters.condition import Condition
 from driftguard.adapters.kinds import ADAPTERS
-from driftguard.adapters.reading import Reading
+from driftguard.adapters.reading import Reading, Unfinished
 from driftguard.adapters.window import Identity
 from driftguard.errors import BadSettings
 from driftguard.masking import Secrets, secrets_of_url
@@ -25,6 +25,7 @@ class Source:
     """The settings of a source, and its state so far."""
 
     identity: Identity
+    target: str | None  # as the settings say; `identity` has the one that the server told where they do not
     draft_version: str | None  # as the settings say; `identity` has that in service
     url: str
     paths: tuple[str, ...]  # to try, until one answers with metrics of an engine
@@ -33,6 +34,7 @@ class Source:
     api_key: str | None
     proxy: str | None  # HTTP proxy through which it is reached
     before: Reading | None = None  # the reading at which the next window begins
+    unfinished: Unfinished | None = None  # where that goes on: as it was judged with the newest reading
     version: str | None = None  # of the engine, as it told it last
     version_asked_at: datetime | None = None  # None: ask with the next scrape
 
@@ -54,6 +56,7 @@ class Source:
         )
         return cls(
             identity=known,
+            target=settings.target,
             draft_version=settings.draft_version,
             url=settings.url,
             paths=(parts.path,) if given else usual,
@@ -62,6 +65,11 @@ class Source:
             api_key=settings.api_key.get_secret_value() if settings.api_key else None,
             proxy=_proxy(parts),
         )
+
+    def ask_again(self) -> None:
+        """Forgets what the server was asked for: it may have come back as another."""
+        self.version_asked_at = None
+        self.identity = replace(self.identity, target=self.target)
 
     def at(self, path: str) -> str:
         """The server's address with another path; without its credentials if a key is sent."""

@@ -12,7 +12,7 @@ import pytest
 
 from driftguard.adapters import prometheus_history
 from driftguard.adapters.kinds import ADAPTERS
-from driftguard.adapters.reading import Reading
+from driftguard.adapters.reading import Reading, Unfinished
 from driftguard.adapters.window import Identity
 from driftguard.records import AcceptanceRecord
 from driftguard.sources.condition import Judged, judge
@@ -31,6 +31,7 @@ class Served:
         self._serve(before // K)
         self.at = BEFORE
         self._before = self.read()
+        self._unfinished: Unfinished | None = None
 
     def _serve(self, steps: int) -> None:
         self.engine.steps += steps
@@ -48,7 +49,8 @@ class Served:
         self._serve(steps)
         self.at += timedelta(seconds=15)
         reading = self.read()
-        judged = judge(ADAPTERS["llamacpp"], self._before, reading, IDENTITY)
+        judged = judge(ADAPTERS["llamacpp"], self._before, reading, IDENTITY, unfinished=self._unfinished)
+        self._unfinished = judged.unfinished
         records = [window.record(IDENTITY) for window in judged.windows]
         if not judged.goes_on:
             self._before = reading
@@ -108,6 +110,68 @@ def test_a_server_that_stopped_drafting_or_is_idle_is_still_told_so() -> None:
     assert "drafting_stopped" in conditions
     server = Served(5 * 10**8)
     assert {server.scrape(steps=0)[0].condition for _ in range(20)} == {"idle"}
+
+
+@pytest.mark.parametrize("before", [10**6, 5 * 10**6, 5 * 10**8])
+def test_an_idle_server_is_told_so_though_its_window_goes_on_and_loses_nothing_by_it(before: int) -> None:
+    server = Served(before)
+    records: list[AcceptanceRecord] = []
+    while not records:
+        records = server.scrape()[1]
+    while not server.scrape(steps=100)[0].goes_on:
+        pass
+    assert {server.scrape(steps=0)[0].condition for _ in range(20)} == {"idle"}
+    judged, after = server.scrape(steps=100)
+    assert judged.condition == "reporting"
+    while not after:
+        after = server.scrape()[1]
+    assert after[0].started_at <= server.at - timedelta(seconds=15 * 22)
+
+
+@pytest.mark.parametrize(("before", "plain_tokens"), [(10**6, 200), (5 * 10**6, 2_000), (5 * 10**8, 20_000)])
+def test_a_server_that_stopped_drafting_is_told_so_until_it_drafts_again(
+    before: int, plain_tokens: int
+) -> None:
+    """Where it stops, its window has a few draft tokens, of which the acceptance would not be exact."""
+    server = Served(before)
+    while not server.scrape()[1]:
+        pass
+    while not server.scrape(steps=100)[0].goes_on:
+        pass
+    found, windows, stopped_at = [], list[AcceptanceRecord](), server.at
+    for _ in range(200):
+        server.engine.plain_tokens += plain_tokens
+        judged, records = server.scrape(steps=0)
+        found.append(judged.condition)
+        windows += records
+    first = found.index("drafting_stopped")
+    assert set(found[:first]) <= {"reporting"}
+    assert set(found[first:]) == {"drafting_stopped"}
+    assert "tokens without a draft" in judged.detail
+    assert {record.drafted for record in windows} == {0}
+    assert windows[0].started_at == stopped_at
+    assert all(one.ended_at == two.started_at for one, two in pairwise(windows))
+    printed = 10 ** (len(str(server.engine.generated)) - 6)
+    assert sum(record.output_tokens or 0 for record in windows) == pytest.approx(
+        200 * plain_tokens, abs=printed
+    )
+    assert server.scrape(steps=0)[0].condition == "idle"
+    drafted, records = sum(server.engine.drafted), []
+    while not records:
+        judged, records = server.scrape()
+        assert judged.condition == "reporting"
+    assert records[0].drafted == pytest.approx(sum(server.engine.drafted) - drafted, rel=0.01)
+
+
+def test_so_is_one_that_stopped_where_its_last_window_ended() -> None:
+    server = Served(10**6)
+    while not server.scrape()[1]:
+        pass
+    for plain_tokens in (3_000, 100, 100):
+        server.engine.plain_tokens += plain_tokens
+        judged, records = server.scrape(steps=0)
+        assert judged.condition == "drafting_stopped"
+        assert [(record.drafted, record.output_tokens) for record in records] == [(0, plain_tokens)]
 
 
 def test_below_a_million_windows_are_as_before() -> None:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -141,6 +142,107 @@ def test_counts_that_contradict_each_other_are_read_again(server: Served, stored
     assert [record.accepted for record in stored.records] == [10]
 
 
+class Clock(datetime):
+    """That of the sidecar, which is `ahead` of the true one."""
+
+    ahead = timedelta()
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> Clock:
+        return super().now(tz) + cls.ahead
+
+
+@pytest.mark.parametrize("kind", [FakeVllm, FakeLlamaCpp])
+@pytest.mark.parametrize("drafted_before", [0, 5 * 10**6])
+def test_a_sidecar_whose_clock_is_set_back_leaves_one_window_out_and_goes_on(
+    server: Served,
+    stored: Stored,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[FakeEngine],
+    drafted_before: int,
+) -> None:
+    """From a million draft tokens on windows of llama.cpp go on over several scrapes."""
+    monkeypatch.setattr(module, "datetime", Clock)
+    engine = kind(steps=drafted_before // 4, drafted=[drafted_before // 4] * 4)
+    server.pages["/metrics"] = ok(engine.text)
+    source = source_at(server.url, target="t")
+    monkeypatch.setattr(Clock, "ahead", timedelta(hours=2))
+    scraped(source, stored)
+    for _ in range(3):
+        engine.serve(STEPS * 50)
+        scraped(source, stored)
+    known = len(stored.records)
+    monkeypatch.setattr(Clock, "ahead", timedelta())
+    engine.serve(STEPS * 200)
+    found = scraped(source, stored)
+    assert found.detail == "a window was left out: the sidecar's clock was set back in it"
+    assert len(stored.records) == known
+    engine.serve(STEPS * 200)
+    assert "clock" not in scraped(source, stored).detail
+    (record,) = stored.records[known:]
+    assert (record.drafted, record.accepted) == (20 * 200, 10 * 200)
+    assert record.ended_at < datetime.now(UTC) + timedelta(minutes=1)
+
+
+def test_a_clock_that_was_ahead_only_within_a_window_that_goes_on_is_found_out_as_well(
+    server: Served, stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "datetime", Clock)
+    engine = FakeLlamaCpp(steps=1_250_000, drafted=[1_250_000] * 4)
+    server.pages["/metrics"] = ok(engine.text)
+    source = source_at(server.url, target="t")
+    scraped(source, stored)
+    monkeypatch.setattr(Clock, "ahead", timedelta(hours=2))
+    engine.serve(STEPS * 20)
+    scraped(source, stored)
+    monkeypatch.setattr(Clock, "ahead", timedelta())
+    engine.plain_tokens += 30_000
+    assert "clock was set back" in scraped(source, stored).detail
+    engine.plain_tokens += 30_000
+    found = scraped(source, stored)
+    assert (found.condition, len(stored.records)) == ("drafting_stopped", 1)
+
+
+def test_a_clock_that_is_set_back_while_nothing_is_generated_leaves_nothing_out(
+    server: Served, stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "datetime", Clock)
+    engine = FakeVllm()
+    engine.serve(STEPS)
+    server.pages["/metrics"] = ok(engine.text)
+    source = source_at(server.url)
+    monkeypatch.setattr(Clock, "ahead", timedelta(hours=2))
+    scraped(source, stored)
+    monkeypatch.setattr(Clock, "ahead", timedelta())
+    found = scraped(source, stored)
+    assert (found.condition, found.detail) == ("idle", "")
+    engine.serve(STEPS)
+    scraped(source, stored)
+    assert [record.drafted for record in stored.records] == [20]
+
+
+def test_a_llamacpp_of_millions_of_tokens_is_told_to_be_idle_or_to_have_stopped_drafting_as_any_other(
+    server: Served, stored: Stored
+) -> None:
+    """Its window goes on: it has drafted some tokens, but too few to be stored."""
+    engine = FakeLlamaCpp(steps=1_250_000, drafted=[1_250_000] * 4, accepted=[900_000] * 4)
+    server.pages["/metrics"] = ok(engine.text)
+    source = source_at(server.url, target="t")
+    scraped(source, stored)
+    engine.serve(STEPS * 20)
+    assert scraped(source, stored).condition == "reporting"
+    assert scraped(source, stored).condition == "idle"
+    engine.plain_tokens += 30_000
+    found = scraped(source, stored)
+    assert found.condition == "drafting_stopped"
+    assert "generated 30,000 tokens without a draft" in found.detail
+    (record,) = stored.records
+    assert (record.drafted, record.accepted, record.output_tokens) == (0, 0, 30_000)
+    engine.serve(STEPS * 200)
+    assert scraped(source, stored).condition == "reporting"
+    assert [record.drafted for record in stored.records] == [0, 20 * 200]
+
+
 def test_nothing_listens(stored: Stored) -> None:
     with served() as gone:
         url = gone.url
@@ -244,6 +346,49 @@ def test_a_server_whose_metrics_name_no_model_is_asked_for_it(server: Served, st
     engine.serve(STEPS)
     scraped(source, stored)
     assert [record.target for record in stored.records] == ["qwen.gguf"]
+
+
+@pytest.mark.parametrize("kind", [FakeLlamaCpp, FakeTgi])
+@pytest.mark.parametrize("seen", ["it did not answer", "its counters fell", "another sidecar scraped it"])
+def test_a_server_that_comes_back_with_another_model_is_recorded_under_that_one(
+    server: Served, stored: Stored, kind: type[FakeEngine], seen: str
+) -> None:
+    engine, model = kind(), "old.gguf"
+    engine.serve(STEPS)
+    pages = {"/metrics": ok(engine.text), "/v1/models": ok(lambda: f'{{"data": [{{"id": "{model}"}}]}}')}
+    server.pages |= pages
+    source = source_at(server.url, num_speculative_tokens=4)
+    scraped(source, stored)
+    engine.serve(STEPS * 2)
+    scraped(source, stored)
+    if seen == "it did not answer":
+        server.pages.clear()
+        assert scraped(source, stored).condition == "metrics_hidden"
+    elif seen == "another sidecar scraped it":
+        source.before = None  # as the loop does with every new lease
+    engine.restart(at=0.0)
+    engine.serve(STEPS)
+    model = "new.gguf"
+    server.pages |= pages
+    scraped(source, stored)
+    engine.serve(STEPS)
+    scraped(source, stored)
+    first, *later = stored.records
+    assert (first.target, {record.target for record in later}) == ("old.gguf", {"new.gguf"})
+    assert [path for path, _ in server.asked].count("/v1/models") == 2, "asked once for each run"
+
+
+def test_a_restart_does_not_undo_the_model_that_the_settings_name(server: Served, stored: Stored) -> None:
+    engine = FakeLlamaCpp()
+    engine.serve(STEPS * 2)
+    server.pages["/metrics"] = ok(engine.text)
+    source = source_at(server.url, target="as we call it")
+    scraped(source, stored)
+    engine.restart(at=0.0)
+    engine.serve(STEPS)
+    scraped(source, stored)
+    assert [record.target for record in stored.records] == ["as we call it"]
+    assert "/v1/models" not in {path for path, _ in server.asked}
 
 
 def test_a_router_is_asked_for_one_model(server: Served, stored: Stored) -> None:
