@@ -8,6 +8,8 @@ from typing import Final
 from aiohttp import HttpVersion10, web
 from multidict import istr
 
+from driftguard.proxy.headers import UNREADABLE
+
 _HOST: Final = re.compile(r"(?:\[[0-9A-Za-z:.%_~-]+\]|[0-9A-Za-z._~!$&'()*+,;=%-]*)(?::[0-9]*)?")
 _HOST_NAME: Final = istr("Host")
 _CODING: Final = istr("Transfer-Encoding")
@@ -26,6 +28,8 @@ def ambiguity_of(request: web.BaseRequest) -> str | None:
             return "this proxy supports no Transfer-Encoding but chunked"
     if _HOST.fullmatch(headers.get(_HOST_NAME, "")) is None:
         return "Host is not a name or an address"
+    if any(UNREADABLE.search(value) for value in headers.values()):
+        return "a header is not UTF-8"
     if "#" in request.raw_path:
         return "a request target must not have a fragment"
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from multidict import CIMultiDict, CIMultiDictProxy, istr
@@ -18,6 +19,8 @@ _VIA: Final = istr("Via")
 _FORWARDED_FOR: Final = istr("X-Forwarded-For")
 _SERVER: Final = istr("Server")
 VIA: Final = "1.1 driftguard"
+# Bytes that are not UTF-8, as aiohttp reads them; it would leave them out where it writes them.
+UNREADABLE: Final = re.compile("[\udc80-\udcff]")
 
 
 def to_upstream(headers: CIMultiDictProxy[str], client: str | None) -> CIMultiDict[str]:
@@ -33,7 +36,16 @@ def to_client(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
     """The headers of an answer to the client. Without a Server header the library would add its own name."""
     passing = _passing(headers, _HOP_BY_HOP)
     passing.setdefault(_SERVER, "driftguard")
+    if any(map(UNREADABLE.search, passing.values())):
+        passing = CIMultiDict((name, _from_latin_1(value)) for name, value in passing.items())
     return passing
+
+
+def _from_latin_1(value: str) -> str:
+    """The text of a header that is not UTF-8; the client gets it as that."""
+    if UNREADABLE.search(value) is None:
+        return value
+    return value.encode("utf-8", "surrogateescape").decode("latin-1")
 
 
 def _append(passing: CIMultiDict[str], name: str, value: str) -> None:

@@ -66,6 +66,7 @@ CHUNKED, LENGTH, EMPTY = "Transfer-Encoding: chunked", "Content-Length: 5", b"0\
         [b"GET / HTTP/1.1\r\n\r\n"],
         [b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n"],
         [b"GET / HTTP/1.1\r\nHost: a\r\nA: b\x00c\r\n\r\n"],
+        [b"GET / HTTP/1.1\r\nHost: a\r\nX-User: Jos\xe9\r\n\r\n"],
         [b"GET / HTTP/1.1\nHost: a\n\n"],
         [head(path="/a#b?c")],
         [head(path="/\xe9")],

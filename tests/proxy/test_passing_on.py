@@ -74,6 +74,24 @@ def test_headers_of_one_connection_do_not_pass_and_the_others_do() -> None:
     asyncio.run(scenario())
 
 
+def test_an_answer_with_headers_in_latin_1_loses_no_letter() -> None:
+    async def engine(request: web.BaseRequest) -> web.StreamResponse:
+        assert request.transport is not None
+        request.transport.write(
+            b"HTTP/1.1 200 OK\r\nX-Name: Jos\xe9\r\nX-Text: gr\xc3\xbc\xc3\x9fe\r\n"
+            b"Content-Length: 2\r\n\r\nok"
+        )
+        request.transport.close()
+        return web.Response()
+
+    async def scenario() -> None:
+        async with proxied(engine) as setup, setup.client.get(setup.proxy + "/x") as answer:
+            assert await answer.read() == b"ok"
+            assert (answer.headers["X-Name"], answer.headers["X-Text"]) == ("José", "grüße")
+
+    asyncio.run(scenario())
+
+
 def test_head_redirects_and_empty_answers() -> None:
     async def engine(request: web.BaseRequest) -> web.StreamResponse:
         if request.path == "/moved":
