@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +21,7 @@ from pydantic import BaseModel
 from docs.site_markdown import slug
 from driftguard.api.application import http_application
 from driftguard.cli import app
+from driftguard.metrics.labels import CHORES, LOOPS
 from driftguard.retraining.ledger.outcome import EXIT_CODES
 from driftguard.settings import PREFIX, Settings
 from driftguard.settings.loading import RESERVED_VARIABLES, describe_settings, load_settings
@@ -35,6 +37,7 @@ PUBLISHED: Final = [
     *sorted(ROOT.glob("alerts/runbooks/*.md")),
     *sorted(ROOT.glob("tests/benchmarks/results/*.md")),
 ]
+CRON_JOB: Final = r"^(?:[\d*]+ +){5}\w+ +(.*)$"
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 
 
@@ -59,7 +62,7 @@ def test_commands_in_blocks_are_taken(page: Path, tmp_path: Path, monkeypatch: p
         for arguments in commands_of_shell(without_input):
             parse_command(arguments)
     for block in blocks(page, "crontab"):
-        (command,) = re.findall(r"^(?:\S+ +){5}\w+ +(/.*)$", block, re.MULTILINE)
+        (command,) = re.findall(CRON_JOB, block, re.MULTILINE)
         (arguments,) = commands_of_shell(command)
         parse_command(arguments)
 
@@ -206,10 +209,45 @@ def test_every_alert_is_in_the_guide() -> None:
     assert named == {file.stem for file in (ALERTS / "runbooks").iterdir()}
 
 
+def test_every_chore_and_loop_is_in_the_runbook_and_in_its_alert() -> None:
+    runbook = (ALERTS / "runbooks" / "DriftGuardSidecarUnhealthy.md").read_text(encoding="utf-8")
+    for problem, names in (("failing_chore", CHORES), ("failing_loop", LOOPS)):
+        (alert,) = (alert for alert in alerts() if alert["labels"].get("problem") == problem)
+        told = re.findall(r"(\w+):", alert["annotations"]["description"])
+        assert sorted(told) == sorted(names)
+        assert [name for name in names if f"`{name}`" not in runbook] == []
+
+
 def test_every_exit_code_of_a_retraining_is_in_the_guide() -> None:
     table = TEXT[ROOT / "docs" / "nightly-retraining.md"].partition("| exit code | |")[2].partition("\n\n")[0]
     told = set(re.findall(r"^\| (\d) \|", table, re.MULTILINE))
     assert told == {str(code) for code in EXIT_CODES.values()} | {"2"}
+
+
+def test_the_cron_job_reaches_the_database_and_tells_the_exit_code(tmp_path: Path) -> None:
+    """As cron runs it, with files of the test in the place of those that it names."""
+    (block,) = blocks(ROOT / "docs" / "nightly-retraining.md", "crontab")
+    (command,) = re.findall(CRON_JOB, block, re.MULTILINE)
+    assert "%" not in command  # cron makes a line break of it
+    variables = dict(re.findall(r"^(\w+)=(.*)$", block, re.MULTILINE))
+    url, log = "postgresql://driftguard@db.internal/driftguard?sslmode=require&connect_timeout=5", "log"
+    for name, text in {
+        "driftguard.env": f"DRIFTGUARD_DATABASE_URL='{url}'\n",
+        "driftguard": "#!/bin/sh\nenv; echo these: $*; exit 3\n",
+        "logger": f"#!/bin/sh\nexec cat > {tmp_path / log}\n",
+    }.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    for name in ("/etc/driftguard/driftguard.env", "/opt/driftguard/bin/driftguard"):
+        assert name in command
+        command = command.replace(name, str(tmp_path / Path(name).name))
+    environment = {**variables, "PATH": f"{tmp_path}:/usr/bin:/bin"}
+    subprocess.run(["/bin/sh", "-c", command], env=environment, check=True, timeout=60)
+    told = (tmp_path / log).read_text(encoding="utf-8").splitlines()
+    assert {"DRIFTGUARD_CONFIG", "DRIFTGUARD_DATA_DIR"} == variables.keys()
+    assert {f"{name}={value}" for name, value in variables.items()} <= set(told)
+    assert f"DRIFTGUARD_DATABASE_URL={url}" in told
+    assert told[-2:] == ["these: retrain", "exit code 3"]
 
 
 def test_what_the_guides_say_of_defaults_is_so() -> None:
