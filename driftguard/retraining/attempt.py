@@ -3,6 +3,7 @@ the reason."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from driftguard.retraining.promotion import restart
 from driftguard.retraining.promotion.reconcile import settle_locked
 from driftguard.retraining.training import checksums, workspace
 from driftguard.retraining.training.evaluation import read_measurements
-from driftguard.retraining.training.gate import decide
+from driftguard.retraining.training.gate import GroupScores, decide
 from driftguard.retraining.training.plan import Plan
 from driftguard.retraining.training.process import (
     CorporaEvaluation,
@@ -56,8 +57,9 @@ def attempt(
     Raises DatabaseUnavailable where the outcome cannot be stored.
     """
     run_id = begin(job, call.incident_id, len(planned.train))
-    files = workspace.create(job.settings.data_directory, run_id)
+    files: Workspace | None = None
     try:
+        files = workspace.create(job.settings.data_directory, run_id)
         version, decision, numbers = _make_and_judge(job, kind, run_id, files, traffic, planned)
         if not decision.promote:
             return end(job, run_id, call.incident_id, "rejected", decision.reason, numbers)
@@ -69,7 +71,8 @@ def attempt(
     except (DriftGuardError, SQLAlchemyError, OSError) as error:
         return end(job, run_id, call.incident_id, "failed", _first_line(error))
     finally:
-        workspace.remove(files)
+        if files is not None:
+            workspace.remove(files)
     if isinstance(job.engine, EngineAdmin):
         return _activate(job, job.engine, run_id, call, version, decision, numbers)
     return restart.promote(job, job.engine, run_id, call.incident_id, version)
@@ -89,6 +92,7 @@ def _make_and_judge(
     checksums.verify(directory, made)  # so that the files scored are those that were made and that will serve
     measured = _measured(job, kind, files, directory)
     groups, costs = read_measurements(measured)
+    _check_judged(run_id, groups, measured.get("left_out", {}))
     rules = job.settings.retraining
     gate_rules = GateRules(rules.minimum_gain, rules.maximum_regression)
     decision = decide(groups, costs, gate_rules, of_asked=kind != "model")
@@ -181,6 +185,23 @@ def _measured(job: Job, kind: CandidateKind, files: Workspace, candidate: Path) 
         threads=job.settings.retraining.threads,
     )
     return evaluate_corpora(order, files.log, job.should_stop)
+
+
+def _check_judged(run_id: UUID, groups: Sequence[GroupScores], left_out: Mapping[str, int]) -> None:
+    """left_out: held-out requests by group that are longer than the models' context, so that no draft was
+    scored on them. Raises TrainingFailed where the changed traffic has no other ones: the gate needs one."""
+    if left_out:
+        log.warning(
+            "held-out requests are longer than the models' context and are left out",
+            run=str(run_id),
+            requests=left_out,
+        )
+    if not any(group.changed for group in groups):
+        told = ", ".join(f"{count} of {group}" for group, count in left_out.items()) or "none"
+        raise TrainingFailed(
+            "there is no held-out request of the changed traffic to judge the candidate by; left out because "
+            f"they are longer than the models' context: {told}"
+        )
 
 
 def _hybrid_evaluation(job: Job, files: Workspace, candidate: Path) -> HybridEvaluation:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from uuid import NAMESPACE_OID, UUID, uuid5
 
 import pytest
+from driftguard_training.model_directories import model_version
+from structlog.testing import capture_logs
 
 from driftguard.records.documents.retraining_run import Decision, TrainingCurve
 from driftguard.retraining import attempt
@@ -14,12 +20,27 @@ from driftguard.retraining.ledger.outcome import Progress, RetrainOutcome
 from driftguard.retraining.run import retrain
 from driftguard.retraining.training import checksums, process
 from driftguard.retraining.training.gate import decide
+from driftguard.retraining.training.plan import is_held_out
 from driftguard.retraining.training.process import TrainingFailed
+from driftguard.settings import Settings
 from driftguard.store import drafts, retrain_runs
+from driftguard.store.database import Database
 from driftguard.store.tables import RetrainRun
 from tests.retraining.conftest import Drifted
 from tests.retraining.engine_stub import EngineStub
-from tests.retraining.world import incident_states, make_settings
+from tests.retraining.world import (
+    NEW,
+    OLD,
+    Models,
+    capture,
+    drift,
+    incident_states,
+    make_settings,
+    requests_of,
+)
+
+Requests = list[tuple[list[int], list[int]]]
+LONG = [1] * 60, [2] * 10  # of a context of 64 tokens
 
 
 def run_of(drifted: Drifted, outcome: RetrainOutcome) -> RetrainRun:
@@ -41,6 +62,20 @@ def state_of_draft(drifted: Drifted, version: str | None) -> str | None:
     with drifted.database.session() as session:
         draft = drafts.find(session, "engine-1", "target", version or "")
         return draft.state if draft else None
+
+
+def captured_fall(database: Database, models: Models, new: Requests, old: Requests) -> UUID:
+    """A fall of the new segment for which these requests were captured; returns the incident's id."""
+    version, changed_at = model_version(models.draft), datetime.now(UTC) - timedelta(minutes=5)
+    incident_id = drift(database, version, changed_at)
+    capture(database, version, OLD, old, changed_at - timedelta(minutes=2))
+    capture(database, version, NEW, new, changed_at + timedelta(seconds=1))
+    return incident_id
+
+
+def held_out(number: int, settings: Settings) -> bool:
+    """Whether the gate gets this one of the new segment's requests."""
+    return is_held_out(str(uuid5(NAMESPACE_OID, f"{NEW}-{number}")), settings.retraining.heldout_fraction)
 
 
 @pytest.mark.usefixtures("training_here")
@@ -189,3 +224,63 @@ def test_models_that_lie_elsewhere_are_named(drifted: Drifted, engine: EngineStu
     outcome = retrain(drifted.database, drifted.settings)
     assert outcome.state == "failed"
     assert elsewhere in outcome.reason
+
+
+@pytest.mark.usefixtures("training_here")
+def test_captured_requests_longer_than_the_draft_s_context_do_not_keep_it_from_being_retrained(
+    database: Database, engine: EngineStub, models: Models, tmp_path: Path
+) -> None:
+    """An engine serves, and captures, what is longer: in changed segments and in others, held out or not."""
+    settings = make_settings(tmp_path / "data", engine.url)
+    new, old = ([LONG] * 20 + requests_of(path) for path in (models.new_traffic, models.old_traffic))
+    incident_id = captured_fall(database, models, new, old)
+    long, fitting = (sum(held_out(n, settings) for n in some) for some in (range(20), range(20, len(new))))
+    assert 0 < long < 20
+    with capture_logs() as logs:
+        outcome = retrain(database, settings, incident_id=incident_id)
+    assert outcome.state == "promoted"
+    assert outcome.numbers is not None
+    assert outcome.numbers.gate is not None
+    assert outcome.numbers.gate.gain.requests == fitting
+    (told,) = (one["requests"] for one in logs if "are left out" in one["event"])
+    assert told[f"changed:{NEW}"] == long
+
+
+@pytest.mark.usefixtures("training_here")
+def test_a_run_that_no_held_out_request_of_the_change_can_judge_fails_with_that_reason(
+    database: Database, engine: EngineStub, models: Models, tmp_path: Path
+) -> None:
+    settings = make_settings(tmp_path / "data", engine.url, steps=1)
+    new, judging = requests_of(models.new_traffic), [n for n in range(200) if held_out(n, settings)]
+    for number in judging:
+        new[number] = LONG
+    incident_id = captured_fall(database, models, new, requests_of(models.old_traffic))
+    outcome = retrain(database, settings, incident_id=incident_id)
+    assert outcome.state == "failed"
+    assert outcome.reason == (
+        "there is no held-out request of the changed traffic to judge the candidate by; left out because "
+        f"they are longer than the models' context: {len(judging)} of changed:{NEW}"
+    )
+    assert incident_states(database, incident_id) == ["open", "mitigating", "open"]
+
+
+def test_a_full_disk_ends_the_run_with_that_reason(
+    drifted: Drifted, engine: EngineStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mkdir = Path.mkdir
+
+    def full(self: Path, *arguments: Any, **named: Any) -> None:
+        if drifted.settings.data_directory in self.parents:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self))
+        mkdir(self, *arguments, **named)
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    outcome = retrain(drifted.database, drifted.settings)
+    assert (outcome.state, outcome.exit_code) == ("failed", 1)
+    run = run_of(drifted, outcome)
+    directory = drifted.settings.data_directory / "retraining" / str(run.id)
+    assert run.reason == outcome.reason == f"[Errno 28] No space left on device: '{directory}'"
+    assert run.state == "failed"
+    assert run.ended_at is not None
+    assert incident_states(drifted.database, drifted.incident_id) == ["open", "mitigating", "open"]
+    assert engine.calls == []

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -130,3 +132,24 @@ def test_nla_is_minus_the_log_of_the_acceptance_probability() -> None:
     loss, accepted = distillation_loss(p, q.log(), "nla")
     assert accepted.tolist() == pytest.approx([0.5, 0.4])
     assert loss.item() == pytest.approx(-(torch.tensor([0.5, 0.4]).log().mean().item()))
+
+
+def test_a_request_longer_than_the_context_is_left_out_of_every_draft_s_scores(tmp_path: Path) -> None:
+    target = small_model(1)
+    traffic = write_traffic(tmp_path / "traffic.jsonl", target, requests=12, seed=5)
+    directory = save_directory(tmp_path / "target", target)
+    drafts = tuple(save_directory(tmp_path / f"{seed}", small_model(seed)) for seed in (2, 3))
+    lines = traffic.read_text().splitlines(keepends=True)
+    long = {"segment": "default", "prompt_token_ids": [1] * CONTEXT_TOKENS, "output_token_ids": [2]}
+    first, second = json.dumps(long) + "\n", json.dumps({**long, "segment": "long"}) + "\n"
+    (tmp_path / "with.jsonl").write_text("".join([first, *lines[:6], first, second, *lines[6:], second]))
+
+    without, found = (
+        cast("Any", evaluate(EvaluateSettings(directory, drafts, path)))
+        for path in (traffic, tmp_path / "with.jsonl")
+    )
+
+    assert [draft["segments"] for draft in found["drafts"]] == [
+        draft["segments"] for draft in without["drafts"]
+    ]
+    assert (without["left_out"], found["left_out"]) == ({}, {"default": 2, "long": 2})

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -152,7 +153,7 @@ def _edited(pair: Pair, path: Path, line: int, **fields: object) -> Path:
         ({"output_token_ids": []}, "output_token_ids is empty; at least one token id is needed"),
         ({"prompt_token_ids": [1, 32]}, "prompt_token_ids[1] is 32; token ids are 0 to 31"),
         ({"prompt_token_ids": [-1]}, "prompt_token_ids[0] is -1; token ids are 0 to 31"),
-        ({"prompt_token_ids": [1] * 60}, "prompt and output are 70 tokens; the models' context is 64"),
+        ({"prompt_token_ids": [1] * 60 + [32]}, "prompt_token_ids[60] is 32; token ids are 0 to 31"),
     ],
 )
 def test_bad_traffic_is_refused_by_line_and_field(
@@ -162,6 +163,65 @@ def test_bad_traffic_is_refused_by_line_and_field(
     for flag in ("--train", "--replay"):
         assert main(_distill_arguments(pair, tmp_path / "out", flag, str(traffic))) == 2
         assert capsys.readouterr().err == f"error: {traffic}, line 7: {problem}\n"
+    assert not (tmp_path / "out").exists()
+
+
+LONG = {"segment": "long", "prompt_token_ids": [1] * 60, "output_token_ids": [2] * 5}  # of a context of 64
+
+
+def _with_long_requests(traffic: Path, path: Path, *, count: int = 1) -> Path:
+    """The same traffic with so many requests in its middle that are one token longer than the context."""
+    lines = traffic.read_text().splitlines()
+    path.write_text("\n".join([*lines[:20], *[json.dumps(LONG)] * count, *lines[20:]]) + "\n")
+    return path
+
+
+def _only_long_requests(path: Path) -> Path:
+    path.write_text((json.dumps(LONG) + "\n") * 2)
+    return path
+
+
+def test_a_request_longer_than_the_context_is_left_out_and_counted_and_changes_nothing_else(
+    pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An engine serves and captures requests that are longer than the context of its draft."""
+    train = _with_long_requests(pair.train, tmp_path / "train.jsonl")
+    replay = _with_long_requests(pair.train, tmp_path / "replay.jsonl", count=2)
+    held_out = _with_long_requests(pair.heldout, tmp_path / "heldout.jsonl")
+    told = []
+    for number, files in enumerate([(pair.train, pair.train, pair.heldout), (train, replay, held_out)]):
+        flags = zip(("--train", "--replay", "--held-out"), map(str, files), strict=True)
+        arguments = _distill_arguments(pair, tmp_path / f"{number}", *itertools.chain(*flags))
+        assert main([*arguments, "--steps", "10"]) == 0
+        told.append([json.loads(line) for line in capsys.readouterr().out.splitlines()])
+    (*without, made), (*reports, candidate) = told
+    assert reports == without
+    assert {event["event"] for event in reports} == {"progress", "held_out"}
+    for name in ("version", "train_requests", "replay_requests"):
+        assert candidate[name] == made[name]
+    assert (made["left_out_requests"], candidate["left_out_requests"]) == (0, 3)
+    provenance = json.loads((tmp_path / "1" / "driftguard_training.json").read_text())
+    assert provenance["left_out_requests"] == 3
+
+
+def test_replayed_traffic_that_is_too_long_altogether_is_left_out(pair: Pair, tmp_path: Path) -> None:
+    replay = _only_long_requests(tmp_path / "replay.jsonl")
+    arguments = _distill_arguments(pair, tmp_path / "out", "--replay", str(replay), "--steps", "1")
+    assert main(arguments) == 0
+
+
+def test_traffic_of_which_nothing_fits_the_context_is_refused(
+    pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long = _only_long_requests(tmp_path / "long.jsonl")
+    for arguments in (
+        _distill_arguments(pair, tmp_path / "out", "--train", str(long)),
+        _distill_arguments(pair, tmp_path / "out", "--held-out", str(long)),
+        ["evaluate", "--target", str(pair.target), "--draft", str(pair.draft), "--traffic", str(long)],
+    ):
+        assert main(arguments) == 2
+        problem = "no request fits the models' context of 64 tokens (requests that are longer: 2)"
+        assert capsys.readouterr().err == f"error: {long}: {problem}\n"
     assert not (tmp_path / "out").exists()
 
 
@@ -182,6 +242,12 @@ def test_too_little_traffic_is_refused(
     assert main(_distill_arguments(pair, tmp_path / "out", "--train", str(traffic))) == 2
     assert capsys.readouterr().err == (
         f"error: {traffic} has 127 requests; distillation needs at least 128, fewer can make a draft worse\n"
+    )
+    long = _with_long_requests(traffic, tmp_path / "long.jsonl")
+    assert main(_distill_arguments(pair, tmp_path / "out", "--train", str(long))) == 2
+    assert capsys.readouterr().err == (
+        f"error: {long} has 127 requests; distillation needs at least 128, fewer can make a draft worse "
+        "(left out because they are longer than the models' context of 64 tokens: 1)\n"
     )
     allowed = ("--minimum-requests", "127", "--steps", "1")
     assert main(_distill_arguments(pair, tmp_path / "out", "--train", str(traffic), *allowed)) == 0

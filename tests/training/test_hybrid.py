@@ -12,7 +12,7 @@ from driftguard_engine.config import EngineConfig
 from driftguard_engine.core import FinishedRequest, Request, SamplingParams
 from driftguard_engine.engine import Engine
 from driftguard_training.corpus import prompts
-from driftguard_training.errors import BadModelDirectory
+from driftguard_training.errors import BadModelDirectory, TooLittleTraffic
 from driftguard_training.hybrid import evaluate_hybrid
 from driftguard_training.lookup import make_corpus
 from driftguard_training.settings import CorpusSettings, EvaluateHybridSettings, Verification
@@ -74,6 +74,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _some_corpus(root: Path) -> Path:
+    root.mkdir(exist_ok=True)
     lines = [{"segment": "a", "prompt_token_ids": [1], "output_token_ids": list(range(9, 30))}]
     (root / "any.jsonl").write_text(json.dumps(lines[0]) + "\n")
     make_corpus(CorpusSettings(BUNDLED / "target", root / "any.jsonl", root / "any"))
@@ -108,3 +109,20 @@ def test_heads_that_guess_trees_are_refused_by_name(tmp_path: Path) -> None:
     settings = EvaluateHybridSettings(BUNDLED / "target", BUNDLED / "medusa", (None,), traffic, LEAST)
     with pytest.raises(BadModelDirectory, match=r"draft: .*medusa guesses trees"):
         evaluate_hybrid(settings)
+
+
+def test_an_answer_longer_than_the_context_of_the_model_is_left_out(tmp_path: Path) -> None:
+    line = {"segment": "a", "prompt_token_ids": [5, 6], "output_token_ids": [9, 10, 11, 12]}
+    long = {"segment": "a", "prompt_token_ids": [5] * 2000, "output_token_ids": [9]}
+    reports = []
+    for lines in ([line, line], [long, line, long, line]):
+        traffic = tmp_path / "traffic.jsonl"
+        traffic.write_text("".join(json.dumps(one) + "\n" for one in lines))
+        reports.append(evaluated(_some_corpus(tmp_path / f"{len(lines)}"), traffic, 1.0, "token"))
+    without, found = reports
+    for draft, expected in zip(found["drafts"], without["drafts"], strict=True):
+        assert draft["segments"] == expected["segments"]
+    assert (without["left_out"], found["left_out"]) == ({}, {"a": 2})
+    traffic.write_text(json.dumps(long) + "\n")
+    with pytest.raises(TooLittleTraffic, match=r"no request fits the models' context of \d+ tokens"):
+        evaluated(_some_corpus(tmp_path / "none"), traffic, 1.0, "token")

@@ -80,23 +80,21 @@ class Spool:
             return list(segment.content or ())
         return segment.path.read_bytes().split(b"\n")[: segment.lines]
 
-    def remove(self, segment: Segment) -> None:
+    def remove(self, segment: Segment) -> bool:
+        """False: its file stays, because it cannot be removed. The next start sends it again, which is
+        idempotent."""
         self._segments.remove(segment)
         self.lines -= segment.lines
         self.size_bytes -= segment.size_bytes
-        if segment.path is not None:
-            segment.path.unlink(missing_ok=True)
+        return segment.path is None or _is_removed(segment.path)
 
     def lines_in_memory(self) -> int:
         """Lines that would be lost if the process ended now."""
         return sum(segment.lines for segment in self._segments if segment.path is None)
 
     def clear(self) -> int:
-        """Erases all lines; returns how many there were."""
-        lines = self.lines
-        for segment in list(self._segments):
-            self.remove(segment)
-        return lines
+        """Forgets all lines and erases them; returns how many were erased: not those in a file that stays."""
+        return sum(segment.lines for segment in list(self._segments) if self.remove(segment))
 
     def _load(self, directory: Path) -> None:
         try:
@@ -172,6 +170,16 @@ class Spool:
             dropped += oldest.lines
             self.remove(oldest)
         return dropped
+
+
+def _is_removed(path: Path) -> bool:
+    try:
+        if path.exists():  # a read-only file system refuses to remove what is not there, too
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        log.error("a spool file cannot be removed; the next start finds it", file=str(path), error=str(error))
+        return False
+    return True
 
 
 def lock_directory(directory: Path) -> IO[bytes]:

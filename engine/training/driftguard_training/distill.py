@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -17,7 +18,7 @@ from driftguard_training.errors import TooLittleTraffic, TrainingDiverged
 from driftguard_training.model_directories import LoadedModel, check_output, load_model, model_version
 from driftguard_training.pretraining import Schedule, adamw, apply_gradient
 from driftguard_training.settings import DistillSettings
-from driftguard_training.traffic import TrafficRequest, read_traffic
+from driftguard_training.traffic import TrafficRequest, read_fitting
 
 _WARMUP_STEPS = 10
 _REPORT_EVERY_STEPS = 10
@@ -31,19 +32,20 @@ def distill(settings: DistillSettings, emit: Emit) -> None:
     """Write the candidate to `settings.output`; report progress, and at last "done", through `emit`.
 
     Only output positions count in the loss: prompt tokens are never drafted. Held-out traffic is only
-    measured: the candidate is the same without it.
+    measured: the candidate is the same without it. Requests that are longer than the models' context are left
+    out; "left_out_requests" says how many of `settings.train` and `settings.replay`.
 
     Raises:
-        TrainingRefused: bad models, bad or too little traffic, an output that exists, or a loss that is not
-            finite. Nothing is written.
+        TrainingRefused: bad models, bad or too little traffic that fits their context, an output that exists,
+            or a loss that is not finite. Nothing is written.
     """
     started = time.monotonic()
     check_output(settings.output)
     target = load_model(settings.target, "target")
     draft = load_draft(settings.draft, target)
-    train, replay, held_out = _read(settings, target, draft)
-    data = batches(train, replay, settings, draft.replay_share)
-    acceptance = _optimise(settings, draft, data, held_out, emit)
+    read = _read(settings, target, draft)
+    data = batches(read.train, read.replay, settings, draft.replay_share)
+    acceptance = _optimise(settings, draft, data, read.measured, emit)
     facts: dict[str, object] = {
         "parent": model_version(settings.draft),
         "target": settings.target.name,
@@ -52,8 +54,9 @@ def distill(settings: DistillSettings, emit: Emit) -> None:
         "seed": settings.seed,
         "learning_rate": settings.learning_rate,
         "batch_requests": settings.batch_requests,
-        "train_requests": len(train),
-        "replay_requests": len(replay),
+        "train_requests": len(read.train),
+        "replay_requests": len(read.replay),
+        "left_out_requests": read.left_out,
         "training_acceptance": acceptance,
     }
     version = draft.save(settings.output, facts)
@@ -78,24 +81,38 @@ def _passes(requests: Sequence[TrafficRequest], generator: random.Random) -> Ite
         yield from generator.sample(requests, len(requests))
 
 
-def _read(
-    settings: DistillSettings, target: LoadedModel, draft: Draft
-) -> tuple[list[TrafficRequest], list[TrafficRequest], list[TrafficRequest]]:
-    """What is trained on, what is replayed, and what is measured."""
+class _Read(NamedTuple):
+    """What is trained on, what is replayed, and what is measured; and how many requests of the first two are
+    left out because they are longer than the models' context."""
+
+    train: list[TrafficRequest]
+    replay: list[TrafficRequest]
+    measured: list[TrafficRequest]
+    left_out: int
+
+
+def _read(settings: DistillSettings, target: LoadedModel, draft: Draft) -> _Read:
     context = min(target.context_tokens, draft.context_tokens)
 
-    def read(path: Path | None) -> list[TrafficRequest]:
-        requests = read_traffic(path, target.vocabulary, context) if path else []
-        return [one for one in requests if len(one.token_ids) >= draft.least_tokens]
+    def read(path: Path | None, *, may_be_none: bool = False) -> tuple[list[TrafficRequest], int]:
+        if path is None:
+            return [], 0
+        found = read_fitting(path, target.vocabulary, context, may_be_none=may_be_none)
+        drafted = [one for one in found.requests if len(one.token_ids) >= draft.least_tokens]
+        return drafted, len(found.longer)
 
-    train, held_out = read(settings.train), read(settings.held_out)
+    (train, too_long), (held_out, _) = read(settings.train), read(settings.held_out)
     if len(train) < settings.minimum_requests:
+        left_out = (
+            f" (left out because they are longer than the models' context of {context} tokens: {too_long})"
+        )
         raise TooLittleTraffic(
             f"{settings.train} has {len(train)} requests; distillation needs at least "
-            f"{settings.minimum_requests}, fewer can make a draft worse"
+            f"{settings.minimum_requests}, fewer can make a draft worse{left_out if too_long else ''}"
         )
+    replay, too_long_replay = read(settings.replay, may_be_none=True)
     measured = random.Random(settings.seed).sample(held_out, min(_HELD_OUT_REQUESTS, len(held_out)))
-    return train, read(settings.replay), measured
+    return _Read(train, replay, measured, too_long + too_long_replay)
 
 
 def _optimise(

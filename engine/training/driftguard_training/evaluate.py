@@ -14,7 +14,7 @@ from driftguard_training.serving import DraftedAnswer, Expected, add_drafts, end
 from driftguard_training.settings import AcceptanceRule, EvaluateSettings
 from driftguard_training.teacher import read_answers
 from driftguard_training.timing import seconds_per_call
-from driftguard_training.traffic import ServedRequest, read_traffic
+from driftguard_training.traffic import ServedRequest, read_fitting
 
 _BATCH_REQUESTS = 8
 
@@ -29,13 +29,16 @@ def evaluate(settings: EvaluateSettings) -> dict[str, object]:
     varies less from request to request (see RequestScore). "steps" are those that make the segment's
     "positions" output tokens. Times are in seconds: medians of repeated calls with one request in flight.
 
+    Requests that are longer than the context of the target or of any draft are scored for none, so that all
+    drafts have the same ones; "left_out" counts them by segment.
+
     Raises:
-        TrainingRefused: bad models or bad traffic.
+        TrainingRefused: bad models or bad traffic, or no request that fits their context.
     """
     target = load_model(settings.target, "target")
     drafts = [load_draft(directory, target) for directory in settings.drafts]
     context = min(target.context_tokens, *(draft.context_tokens for draft in drafts))
-    requests = read_traffic(settings.traffic, target.vocabulary, context)
+    read = read_fitting(settings.traffic, target.vocabulary, context)
     served = [
         ServedRequest(
             one.segment,
@@ -45,7 +48,7 @@ def evaluate(settings: EvaluateSettings) -> dict[str, object]:
             settings.num_speculative_tokens,
             verification=settings.verification,
         )
-        for one in requests
+        for one in read.requests
     ]
     scores = _scores(target, drafts, served, settings.acceptance_rule)
     return {
@@ -53,6 +56,7 @@ def evaluate(settings: EvaluateSettings) -> dict[str, object]:
         "temperature": settings.temperature,
         "acceptance_rule": settings.acceptance_rule,
         "verification": settings.verification,
+        "left_out": read.left_out(),
         "seconds_per_target_step": seconds_per_call(target.model, settings.num_speculative_tokens + 1),
         "drafts": [
             {

@@ -27,7 +27,7 @@ from driftguard_training.serving import DraftedAnswer, Guess, add_drafts, ends_o
 from driftguard_training.settings import AcceptanceRule, EvaluateHybridSettings
 from driftguard_training.teacher import read_answers
 from driftguard_training.timing import seconds_per_call
-from driftguard_training.traffic import ServedRequest, read_traffic
+from driftguard_training.traffic import ServedRequest, read_fitting
 
 _BATCH_REQUESTS = 8
 
@@ -35,7 +35,8 @@ _BATCH_REQUESTS = 8
 @torch.no_grad()
 def evaluate_hybrid(settings: EvaluateHybridSettings) -> dict[str, object]:
     """As `driftguard_training.lookup.evaluate_corpora`, of hybrids with each of these corpora: the time of a
-    draft token is that of a lookup for each step, and of the model in the steps in which it drafts.
+    draft token is that of a lookup for each step, and of the model in the steps in which it drafts. Answers
+    that are longer than the context of target or model are left out, and counted by segment in "left_out".
 
     Raises TrainingRefused.
     """
@@ -44,6 +45,7 @@ def evaluate_hybrid(settings: EvaluateHybridSettings) -> dict[str, object]:
     if model.tree is not None:
         raise BadModelDirectory(f"draft: {settings.draft} guesses trees, which no hybrid drafts with")
     context = min(target.context_tokens, model.context_tokens)
+    read = read_fitting(settings.traffic, target.vocabulary, context)
     served = [
         ServedRequest(
             one.segment,
@@ -53,7 +55,7 @@ def evaluate_hybrid(settings: EvaluateHybridSettings) -> dict[str, object]:
             k,
             verification=settings.verification,
         )
-        for one in read_traffic(settings.traffic, target.vocabulary, context)
+        for one in read.requests
     ]
     vocabulary, model_seconds, ends = target.tokenizer.get_vocab(), model.seconds_per_token(), ends_of(target)
     matches = Matches(least=settings.least_match)
@@ -72,6 +74,7 @@ def evaluate_hybrid(settings: EvaluateHybridSettings) -> dict[str, object]:
                 scores[number].append(_score(answer, guesses, ends))
     return {
         "num_speculative_tokens": k,
+        "left_out": read.left_out(),
         "seconds_per_target_step": seconds_per_call(target.model, k + 1),
         "drafts": [
             {

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
 
-from driftguard_training.errors import BadTraffic
+from driftguard_training.errors import BadTraffic, TooLittleTraffic
 from driftguard_training.settings import Verification
 
 
@@ -52,18 +53,43 @@ class ServedRequest(TrafficRequest, frozen=True, forbid_unknown_fields=True):
 Request = TypeVar("Request", bound=TrafficRequest)
 
 
-def read_traffic(path: Path, vocabulary: int, context_tokens: int) -> list[TrafficRequest]:
-    """All requests of the file, in order.
+class Fitting(NamedTuple):
+    """The requests of a file that fit the models' context, in order, and those that are longer."""
+
+    requests: list[TrafficRequest]
+    longer: list[TrafficRequest]
+
+    def left_out(self) -> dict[str, int]:
+        """How many are longer, by segment."""
+        return dict(sorted(Counter(request.segment for request in self.longer).items()))
+
+
+def read_fitting(path: Path, vocabulary: int, context_tokens: int, *, may_be_none: bool = False) -> Fitting:
+    """A request that is only too long is no bad traffic: an engine serves, and captures, also what is longer
+    than the context of its draft.
 
     Raises:
-        BadTraffic: the file is missing or empty, or a line is not a request that these models could serve.
+        BadTraffic: the file is missing or empty, or a line is not a request of tokens that these models have.
+        TooLittleTraffic: no request fits, unless there `may_be_none`.
     """
     requests = []
     for number, request in _read(path, TrafficRequest):
-        if problem := _problem(request, vocabulary, context_tokens):
+        if problem := _problem(request, vocabulary):
             raise BadTraffic(f"{path}, line {number}: {problem}")
         requests.append(request)
-    return requests
+    fitting = [request for request in requests if _fits(request, context_tokens)]
+    longer = [request for request in requests if not _fits(request, context_tokens)]
+    if not fitting and not may_be_none:
+        raise TooLittleTraffic(
+            f"{path}: no request fits the models' context of {context_tokens} tokens "
+            f"(requests that are longer: {len(longer)})"
+        )
+    return Fitting(fitting, longer)
+
+
+def read_traffic(path: Path, vocabulary: int, context_tokens: int) -> list[TrafficRequest]:
+    """As `read_fitting`, those that fit alone."""
+    return read_fitting(path, vocabulary, context_tokens).requests
 
 
 def read_served(path: Path) -> list[ServedRequest]:
@@ -72,7 +98,7 @@ def read_served(path: Path) -> list[ServedRequest]:
 
 
 def is_served_by(request: TrafficRequest, vocabulary: int, context_tokens: int) -> bool:
-    return _problem(request, vocabulary, context_tokens) is None
+    return _problem(request, vocabulary) is None and _fits(request, context_tokens)
 
 
 def _read(path: Path, kind: type[Request]) -> list[tuple[int, Request]]:
@@ -93,7 +119,11 @@ def _read(path: Path, kind: type[Request]) -> list[tuple[int, Request]]:
     return requests
 
 
-def _problem(request: TrafficRequest, vocabulary: int, context_tokens: int) -> str | None:
+def _fits(request: TrafficRequest, context_tokens: int) -> bool:
+    return len(request.token_ids) <= context_tokens
+
+
+def _problem(request: TrafficRequest, vocabulary: int) -> str | None:
     for field in ("prompt_token_ids", "output_token_ids"):
         ids: list[int] = getattr(request, field)
         if not ids:
@@ -101,7 +131,4 @@ def _problem(request: TrafficRequest, vocabulary: int, context_tokens: int) -> s
         for index, token in enumerate(ids):
             if not 0 <= token < vocabulary:
                 return f"{field}[{index}] is {token}; token ids are 0 to {vocabulary - 1}"
-    length = len(request.token_ids)
-    if length > context_tokens:
-        return f"prompt and output are {length} tokens; the models' context is {context_tokens}"
     return None

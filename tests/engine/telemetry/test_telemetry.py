@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -257,6 +259,74 @@ def test_a_spool_that_cannot_be_written_falls_back_to_memory(tmp_path: Path, por
         with Receiver(port) as receiver:
             wait_until(lambda: len(receiver.stored()) == 2, "both arrived")
             assert segments(receiver.stored()) == numbered(0, 1)
+
+
+@contextmanager
+def read_only(directory: Path) -> Iterator[None]:
+    """As a file system that the kernel turned read-only: nothing is written or removed there, and removing
+    what does not exist is refused in the same way. Modes of files do not stop a test that runs as root."""
+    opened, unlink = Path.open, Path.unlink
+
+    def refuse(path: Path) -> None:
+        if directory in path.parents:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    def open_to_read(self: Path, mode: str = "r", *arguments: Any, **named: Any) -> Any:
+        if not mode.startswith("r"):
+            refuse(self)
+        return opened(self, mode, *arguments, **named)
+
+    def refuse_to_unlink(self: Path, missing_ok: bool = False) -> None:
+        refuse(self)
+        unlink(self, missing_ok)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Path, "open", open_to_read)
+        patched.setattr(Path, "unlink", refuse_to_unlink)
+        yield
+
+
+def test_a_spool_that_turns_read_only_loses_nothing_and_all_arrives_in_order(
+    tmp_path: Path, port: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with sending(f"http://127.0.0.1:{port}", tmp_path) as telemetry:
+        telemetry.finished(finished_request(0))
+        wait_until(lambda: telemetry.state.records.failed_attempts > 0, "the first record is on disk")
+        with read_only(tmp_path):
+            telemetry.finished(finished_request(1))
+            wait_until(lambda: telemetry.state.waiting_records == 2, "the second record waits in memory")
+            with Receiver(port) as receiver:
+                for number in range(2, 5):  # each after a batch whose file could not be removed, or had none
+                    wait_until(lambda sent=number: len(receiver.stored()) == sent, "the others arrived")  # type: ignore[misc]
+                    telemetry.finished(finished_request(number))
+                wait_until(lambda: telemetry.state.records.sent == 5, "all arrived")
+                assert segments(receiver.stored()) == numbered(*range(5))
+    assert telemetry.state.records.dropped == 0
+    told = capsys.readouterr().out
+    assert told.count("a spool file cannot be removed") == 1
+    assert "telemetry failed unexpectedly" not in told
+    [stayed] = spool_files(tmp_path)
+    assert str(stayed) in told
+    with Receiver() as again, sending(again.url, tmp_path):
+        wait_until(lambda: segments(again.stored()) == numbered(0), "it is sent again under the same id")
+        assert again.stored()[0]["record_id"] == receiver.stored()[0]["record_id"]
+        wait_until(lambda: not spool_files(tmp_path), "it is removed then")
+
+
+def test_captured_token_ids_that_cannot_be_erased_are_named_and_never_sent(
+    tmp_path: Path, port: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with sending(f"http://127.0.0.1:{port}", tmp_path, capture_fraction=1.0) as telemetry:
+        telemetry.finished(finished_request(0))
+    captures = tmp_path / "captures"
+    [stayed] = spool_files(captures)
+    with Receiver() as receiver, read_only(captures), sending(receiver.url, tmp_path):
+        wait_until(lambda: segments(receiver.stored()) == numbered(0), "the record arrived")
+        assert receiver.stored(CAPTURES) == []
+    told = capsys.readouterr().out
+    assert "a spool file cannot be removed" in told
+    assert str(stayed) in told
+    assert "erased token ids" not in told
 
 
 def test_what_the_memory_still_holds_at_the_end_is_counted_as_lost(tmp_path: Path, port: int) -> None:
