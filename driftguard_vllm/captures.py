@@ -16,7 +16,7 @@ import httpx
 import msgspec
 
 from driftguard.client import SidecarUnavailable, protocol
-from driftguard.errors import DriftGuardError, Forbidden
+from driftguard.errors import DriftGuardError, Forbidden, TooLarge
 from driftguard.records import AcceptanceRecord
 
 log = logging.getLogger("vllm.driftguard")
@@ -39,6 +39,7 @@ class CaptureSender:
             base_url=url, headers=protocol.headers(api_key), timeout=protocol.TIMEOUT, trust_env=False
         )
         self._waiting: deque[Captured] = deque(maxlen=MOST_WAITING)
+        self._most_at_once = MOST_AT_ONCE
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -58,7 +59,7 @@ class CaptureSender:
     def _run(self) -> None:
         pause = LINGER_SECONDS
         while not self._closing.wait(pause) or self._waiting:
-            batch = [self._waiting.popleft() for _ in range(min(MOST_AT_ONCE, len(self._waiting)))]
+            batch = [self._waiting.popleft() for _ in range(min(self._most_at_once, len(self._waiting)))]
             pause = self._send(batch) if batch else LINGER_SECONDS
             if self._closing.is_set() and pause > LINGER_SECONDS:
                 return
@@ -70,8 +71,14 @@ class CaptureSender:
             answer = self._http.post(PATH, content=content, headers=protocol.JSON_LINES)
             protocol.read_counts(answer)
         except (httpx.TransportError, SidecarUnavailable):
-            self._waiting.extendleft(reversed(batch[: MOST_WAITING - len(self._waiting)]))
+            self._put_back(batch)
             return AWAY_SECONDS
+        except TooLarge as error:
+            if len(batch) > 1:
+                self._most_at_once = len(batch) // 2
+                self._put_back(batch)
+                return 0.0
+            log.error("the sidecar refuses the token ids of a request: %s", error.detail)
         except Forbidden as error:
             log.warning("the sidecar keeps no token ids, none are sent for an hour: %s", error.detail)
             self._waiting.clear()
@@ -79,6 +86,9 @@ class CaptureSender:
         except DriftGuardError as error:
             log.error("the sidecar refuses token ids: %s", error.detail)
         return LINGER_SECONDS
+
+    def _put_back(self, batch: list[Captured]) -> None:
+        self._waiting.extendleft(reversed(batch[: MOST_WAITING - len(self._waiting)]))
 
 
 def _line(record: AcceptanceRecord, prompt: Sequence[int], output: Sequence[int]) -> bytes:

@@ -35,10 +35,12 @@ class RequestLabels:
 
 
 def _labels(headers: list[tuple[bytes, bytes]]) -> Mapping[str, str]:
-    """Of ASGI headers, which are in lower case. What no record can hold is left out."""
+    """Of ASGI headers, which are in lower case; read as UTF-8. What no record can hold is left out."""
     found = {}
     for name, key in ((SEGMENT_HEADER, "segment"), (SESSION_HEADER, "session")):
-        text = next((value.decode("latin-1") for header, value in headers if header == name), "")
+        text = next((value.decode(errors="replace") for header, value in headers if header == name), "")
+        if "\ufffd" in text:
+            continue
         if 1 <= len(text) <= MAX_LENGTH and text.isprintable():
             found[key] = text
     return found

@@ -8,6 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Self
 
+from driftguard.client import protocol
+
 PREFIX: Final = "DRIFTGUARD_VLLM_"
 API_KEY: Final = "DRIFTGUARD_API_KEY"
 NAMES: Final = ("SIDECAR", "SERVER", "TARGET", "DRAFT", "DRAFT_VERSION", "CAPTURE_FRACTION")
@@ -50,8 +52,16 @@ class PluginSettings:
             capture_fraction=_fraction(given.get("CAPTURE_FRACTION") or "0"),
             target=given.get("TARGET"),
             draft=given.get("DRAFT"),
-            api_key=environment.get(API_KEY),
+            api_key=_key(environment.get(API_KEY)),
         )
+
+
+def _key(text: str | None) -> str | None:
+    try:
+        protocol.headers(text)
+    except ValueError as error:  # it does not show the key
+        raise BadEnvironment(f"{API_KEY}: {error}") from None
+    return text
 
 
 def _fraction(text: str) -> float:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import calendar
 import re
-from datetime import datetime
+from datetime import datetime, timedelta
 
+AHEAD_OF_UTC = timedelta(hours=14)  # the largest offset of a time zone
 _PAIR = re.compile(r"([#\w][\w #/()-]*?): ([-\d.]+(?:, [\d.]+)*)")
 
 
@@ -14,6 +16,13 @@ def numbers(text: str) -> dict[str, list[float]]:
 
 
 def known_year(at: datetime, latest: datetime) -> datetime:
-    """`at` with the last year in which it is not after `latest`: some logs leave the year out."""
-    this_year = at.replace(year=latest.year)
-    return this_year if this_year <= latest else this_year.replace(year=latest.year - 1)
+    """`at` with the last year in which it is not after `latest`: some logs leave the year out. They tell
+    local times, which may be ahead by hours. `at`: of a leap year, so that it may be 29 February."""
+    limit, year = latest + AHEAD_OF_UTC, latest.year + 1  # on the last day of a year it may be the next
+    while not _exists(at, year) or at.replace(year=year) > limit:
+        year -= 1
+    return at.replace(year=year)
+
+
+def _exists(at: datetime, year: int) -> bool:
+    return (at.month, at.day) != (2, 29) or calendar.isleap(year)

@@ -162,6 +162,8 @@ class Readings:
         samples: dict[str, dict[Labels, float]] = defaultdict(dict)
         starts: dict[str, dict[Labels, float]] = defaultdict(dict)
         for (name, labels), known in (self._sums | self._open).items():
+            if name == START_TIME and self._sums:
+                continue  # sums of deltas go on over a restart: they are no counts since it
             samples[name][labels] = known.value
             if known.is_counter and known.start_ns:
                 starts[name][labels] = known.start_ns / 1e9

@@ -47,7 +47,7 @@ class Buffer:
             self.counts.refused += 1
             log.error("refused a record that cannot be written as JSON: %s", error)
             return
-        if len(self._lines) == self._max_records:
+        while len(self._lines) >= self._max_records:  # more, where a batch was put back
             self._lines.popleft()
             self.counts.dropped += 1
             self.counts.waiting -= 1

@@ -55,7 +55,14 @@ class RefusedRecords(BadInput):
 
 
 def headers(api_key: str | None) -> dict[str, str]:
-    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    """White space around the key, as of a file that ends its line, is no part of it. Raises ValueError,
+    without the key: it has characters that no header can hold; the HTTP library's error would show it."""
+    key = (api_key or "").strip()
+    if not all("!" <= character <= "~" for character in key):
+        raise ValueError(
+            "api_key: not a key: it has other characters than letters, digits and signs of ASCII"
+        )
+    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def body(lines: Sequence[bytes]) -> bytes:

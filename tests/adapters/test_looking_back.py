@@ -94,6 +94,17 @@ def test_a_log_of_december_is_of_last_year() -> None:
     assert window.ended_at.year == 2025
 
 
+def test_local_times_ahead_of_utc_are_of_this_year() -> None:
+    for latest, at, year in (
+        (NOW, NOW.replace(tzinfo=None) + timedelta(hours=9), NOW.year),
+        (datetime(2026, 12, 31, 20, tzinfo=UTC), datetime(2000, 1, 1, 5), 2027),
+        (datetime(2026, 3, 1, tzinfo=UTC), datetime(2000, 2, 29), 2024),
+    ):
+        line = vllm_line(at.replace(year=2000), [3], 5)
+        ((_, window),) = vllm_log.windows([line], latest)
+        assert window.ended_at.replace(tzinfo=None) == at.replace(year=year)
+
+
 def test_sglang_wants_to_be_told_k_and_says_what_it_looks_like() -> None:
     line = sglang_line(NOW, 2, 5.06, 0.81)
     with pytest.raises(ValueError, match=r"--num-speculative-tokens .* \(this line suggests 5\)"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from driftguard.adapters.otlp_points import Point
 from driftguard.adapters.otlp_readings import PATIENCE, Readings
+from driftguard.adapters.reading import START_TIME
 
 SECOND = 10**9
 BEGAN = 1_795_000_000 * SECOND
@@ -61,6 +62,18 @@ def test_a_counter_that_began_before_the_last_reading_makes_no_window() -> None:
     assert told(readings, *both(2, 5_000, 15)) == [({"steps": 2, "accepted": 5_000}, False)]
     fresh = counter("drafted", 3, 30, start_seconds=20)
     assert told(readings, *both(3, 5_001, 30), fresh)[-1][1]
+
+
+def test_sums_of_deltas_are_not_taken_for_counts_since_a_restart() -> None:
+    """They go on over it, and a window would hold all that was ever counted."""
+    readings = Readings()
+    for number, started in enumerate((1_000.0, 1_000.0, 2_000.0)):
+        at, before = (BEGAN + (15 * each) * SECOND for each in (number + 1, number))
+        delta = Point("steps", frozenset(), (("", 4.0),), at, before, "delta", is_monotonic=True)
+        start = Point(START_TIME, frozenset(), (("", started),), at)
+        taken = readings.take([delta, start])
+    last = taken[-1].reading
+    assert (last.samples["steps"][frozenset()], last.started_at) == (12.0, None)
 
 
 def test_after_a_restart_nothing_is_waited_for() -> None:

@@ -20,7 +20,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from driftguard.app import Sidecar, create_app
-from driftguard.client import AsyncClient, RefusedRecords, SidecarUnavailable
+from driftguard.client import AsyncClient, RefusedRecords, SidecarUnavailable, protocol
+from driftguard.client.buffer import Buffer
 from driftguard.demo.processes import free_port
 from driftguard.errors import BadInput, NotFound, Unauthorized
 from driftguard.records import AcceptanceRecord
@@ -106,6 +107,19 @@ def test_a_full_buffer_drops_the_oldest_and_counts_them(make: MakeClient, databa
     with serving(ingest_app(Settings(), database.libpq_url), port):
         assert client.flush(timeout_seconds=60)
     assert stored(database) == ids(records[3:])
+
+
+def test_a_full_buffer_stays_bounded_where_a_batch_was_put_back() -> None:
+    buffer = Buffer(max_records=5, max_batch=4)
+    for record in make_records(5):
+        buffer.add(record)
+    batch = buffer.take()
+    for record in make_records(4):
+        buffer.add(record)
+    buffer.take_smaller_batches(batch)
+    for record in make_records(3):
+        buffer.add(record)
+    assert (len(buffer._lines), buffer.counts.waiting, buffer.counts.dropped) == (5, 5, 7)
 
 
 def test_a_refused_record_is_named_and_the_others_are_stored(
@@ -225,6 +239,17 @@ def test_a_sidecar_that_stays_away_is_told_to_who_waits(
     monkeypatch.setattr("driftguard.client.protocol.ATTEMPTS", 2)
     with pytest.raises(SidecarUnavailable, match="ConnectError"):
         make(f"http://127.0.0.1:{free_port()}").status()
+
+
+@pytest.mark.parametrize("key", ["hunter2\nX: y", "hunter 2", "hünter2"])
+def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(make: MakeClient, key: str) -> None:
+    with pytest.raises(ValueError, match=r"^api_key: not a key") as refusal:
+        make("http://127.0.0.1:1", api_key=key)
+    assert key not in str(refusal.value)
+
+
+def test_a_key_from_a_file_that_ends_its_line_is_the_key() -> None:
+    assert protocol.headers("dg_key\n") == {"Authorization": "Bearer dg_key"}
 
 
 @pytest.mark.parametrize("options", [{"max_buffered": 0}, {"max_batch": -1}])

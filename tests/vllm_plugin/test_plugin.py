@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import sys
 from collections.abc import Iterator
@@ -17,11 +18,13 @@ from driftguard.records import AcceptanceRecord, decode_record
 from driftguard.settings.loading import PLUGIN_VARIABLES
 from driftguard.store.database import Database
 from driftguard_vllm import RequestLabels, labels, register
+from driftguard_vllm.captures import CaptureSender
 from driftguard_vllm.plugin import HookMissing, install
 from driftguard_vllm.request_counts import Speculation
 from driftguard_vllm.settings import NAMES, PREFIX, BadEnvironment, PluginSettings
 from tests.alerting.http_receiver import wait_until
 from tests.pipeline.sidecar import running_sidecar
+from tests.store.samples import make_records
 from tests.vllm_plugin.fake_vllm import Request, SamplingParams, Scheduler, installed
 
 
@@ -123,6 +126,27 @@ def test_token_ids_are_sent_of_all_requests_until_the_sidecar_forbids_it(
     assert len(records(sidecar, 1)) == 1
 
 
+def test_token_ids_that_are_too_large_for_one_body_are_sent_in_parts() -> None:
+    found: list[str] = []
+
+    def answer(body: bytes) -> httpx.Response:
+        lines = body.splitlines()
+        if len(lines) > 3 or b"[9," in body:
+            return httpx.Response(413, json={"title": "Too large", "status": 413, "detail": "too large"})
+        found.extend(json.loads(line)["record_id"] for line in lines)
+        return httpx.Response(200, json={"accepted": len(lines), "duplicates": 0})
+
+    captures = CaptureSender("http://sidecar", None)
+    captures._http = httpx.Client(
+        base_url="http://sidecar", transport=httpx.MockTransport(lambda request: answer(request.content))
+    )
+    some = make_records(40)
+    for number, record in enumerate(some):
+        captures.send(record, [9 if number == 7 else 1, 2], [3])  # one is too large by itself
+    captures.close(60.0)
+    assert found == [str(record.record_id) for number, record in enumerate(some) if number != 7]
+
+
 @pytest.mark.parametrize(
     ("backend", "version"), [("driftguard", "v2"), ("nccl", "v1"), (None, "v1")], ids=str
 )
@@ -193,6 +217,7 @@ def test_a_vllm_whose_methods_differ_is_left_as_it_is(caplog: pytest.LogCaptureF
         ("DRIFTGUARD_VLLM_CAPTURE_FRACTION", "20%", "not a number between 0 and 1"),
         ("DRIFTGUARD_VLLM_CAPTURE_FRACTION", "nan", "not a number between 0 and 1"),
         ("DRIFTGUARD_VLLM_DRAFTVERSION", "v1", "is not known; known are"),
+        ("DRIFTGUARD_API_KEY", "dg_a b", "other characters than"),
     ],
 )
 def test_a_wrong_variable_is_named(variable: str, value: str, problem: str) -> None:
@@ -233,7 +258,10 @@ def test_labels_reach_the_engine_with_what_a_request_asked_already() -> None:
         both = await asked((b"x-driftguard-segment", b"support-de"), (b"x-driftguard-session", b"s-1"))
         assert labels.of(SamplingParams(extra_args=both)) == {"segment": "support-de", "session": "s-1"}
         assert both["kv_transfer_params"] == {}
-        for unusable in (b"", b"x" * 257, b"a\x07b"):
+        for text in ("größe", "日本語"):
+            found = await asked((b"x-driftguard-segment", text.encode()))
+            assert labels.of(SamplingParams(extra_args=found)) == {"segment": text}
+        for unusable in (b"", b"x" * 257, b"a\x07b", b"Jos\xe9"):
             assert await asked((b"x-driftguard-segment", unusable)) == {"kv_transfer_params": {}}
 
     asyncio.run(scenario())
