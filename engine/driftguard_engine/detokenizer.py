@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-# A UTF-8 character has at most 4 bytes, so at most 3 of an unfinished one can be at the end.
-_UNFINISHED_CHARACTERS = 3
+# A UTF-8 character has at most 4 bytes, so at most 3 tokens of an unfinished one can be at the end.
+_UNFINISHED_TOKENS = 3
 _CONTEXT_TOKENS = 6
 # The window must not grow without bound where bytes never become a character.
 _MAX_WINDOW_TOKENS = 64
@@ -18,24 +18,27 @@ class Detokenizer:
 
     A window of the newest tokens is decoded again at each push, since a token's text can depend on the ones
     before it (spaces, bytes of one character). Text is returned once later tokens cannot change it.
+
+    Tokenizers with tokens for single bytes (`ByteFallback`) decode a run of such tokens at once: while its
+    last character is unfinished, they give U+FFFD for each byte of the run. So the text of a run is that
+    without the tokens of its last character.
     """
 
     def __init__(self, tokenizer: Any, prompt_token_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
-        self._window: list[int] = list(prompt_token_ids[-_CONTEXT_TOKENS:])
+        self._window = self._context([*prompt_token_ids[-_CONTEXT_TOKENS - _UNFINISHED_TOKENS :]])
         self._read = len(self._window)  # tokens of the window whose text was returned in full
         # Characters of the window that were returned; a character that the prompt left unfinished was not.
-        self._out = self._settled(self._decode(self._window))
+        self._out = len(self._settled()[0])
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that these tokens complete."""
         self._window.extend(token_ids)
-        text = self._decode(self._window)
-        settled = self._settled(text)
-        new = text[self._out : settled]
-        self._out = max(self._out, settled)
-        if settled == len(text):
-            self._advance()
+        text, waiting = self._settled()
+        new = text[self._out :]
+        self._out = max(self._out, len(text))
+        if waiting is not None:
+            self._advance(waiting)
         return new
 
     def flush(self) -> str:
@@ -44,23 +47,38 @@ class Detokenizer:
         self._out += len(text)
         return text
 
-    def _settled(self, text: str) -> int:
-        if len(self._window) - self._read > _MAX_WINDOW_TOKENS:
-            return len(text)
-        settled = len(text)
-        while settled > len(text) - _UNFINISHED_CHARACTERS and text[:settled].endswith(_REPLACEMENT):
-            settled -= 1
-        return settled
+    def _settled(self) -> tuple[str, int | None]:
+        """The text of the window that no later token can change, and how many of its newest tokens are of an
+        unfinished character; None: that is not known."""
+        whole = self._decode(self._window)
+        if not whole.endswith(_REPLACEMENT) or len(self._window) - self._read > _MAX_WINDOW_TOKENS:
+            return whole, 0
+        finished = whole.rstrip(_REPLACEMENT)
+        for waiting in range(1, min(_UNFINISHED_TOKENS, len(self._window)) + 1):
+            text = self._decode(self._window[:-waiting])
+            if not text.endswith(_REPLACEMENT):
+                return max(text, finished, key=len), waiting
+        return finished, None
 
-    def _advance(self) -> None:
-        """All text was returned: keeps the newest tokens as context for later ones."""
-        if len(self._window) > 2 * _CONTEXT_TOKENS:
-            kept = self._decode(self._window[-_CONTEXT_TOKENS:])
-            # A window that starts inside a character would spoil the decoding of its neighbours.
-            if _REPLACEMENT not in kept or len(self._window) > _MAX_WINDOW_TOKENS:
-                self._window = self._window[-_CONTEXT_TOKENS:]
-                self._out = len(kept)
-        self._read = len(self._window)
+    def _advance(self, waiting: int) -> None:
+        """What is before the newest tokens was returned: keeps some of it as context for later ones."""
+        done = len(self._window) - waiting
+        if done > 2 * _CONTEXT_TOKENS:
+            before, kept = self._window[:done], self._context(self._window[:done])
+            if len(kept) < done:
+                self._out += len(self._decode(kept)) - len(self._decode(before))
+                self._window = [*kept, *self._window[done:]]
+        self._read = len(self._window) - waiting
+
+    def _context(self, token_ids: list[int]) -> list[int]:
+        """The newest of these tokens: a window that starts inside a character would spoil the decoding of its
+        neighbours. All of them where each start does."""
+        for count in range(_CONTEXT_TOKENS, _CONTEXT_TOKENS + _UNFINISHED_TOKENS + 1):
+            kept = token_ids[-count:]
+            ends = range(len(kept), max(len(kept) - _UNFINISHED_TOKENS, 1) - 1, -1)
+            if any(_REPLACEMENT not in self._decode(kept[:end]) for end in ends):
+                return kept
+        return token_ids[-_CONTEXT_TOKENS:] if len(token_ids) > _MAX_WINDOW_TOKENS else token_ids
 
     def _decode(self, token_ids: list[int]) -> str:
         text: str = self._tokenizer.decode(

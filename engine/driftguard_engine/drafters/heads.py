@@ -208,6 +208,8 @@ class ParallelDrafter(ChainDrafter):
 
     def _draft_all(self, rows: RowState, verification: Verification, launcher: Launcher | None) -> None:
         batch, drafts = verification.draft_tokens.shape
+        if not drafts:
+            return
         newest, place = _newest(rows)
         along = torch.arange(1, drafts, device=place.device)
         self._model.mask(self._model.places(rows.slots[:, None], place[:, None] + along).flatten())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from driftguard_engine.config import EngineConfig
 from driftguard_engine.core import RequestOutput
 from driftguard_engine.detokenizer import Detokenizer, StopFilter
 from driftguard_engine.engine import Engine
+from tokenizers import Tokenizer, decoders, models, normalizers
+from transformers import PreTrainedTokenizerFast
 
 from tests.engine.core.tiny import CONTEXT, drain, finished, letter_tokenizer, request, save, serve
 from tests.engine.server.tiny_models import byte_tokenizer
@@ -26,6 +29,32 @@ def test_text_arrives_in_whole_characters(size: int) -> None:
     assert "".join(parts) == TEXT
     assert "\ufffd" not in "".join(parts)
     assert detokenizer.flush() == ""
+
+
+def tokenizer_with_bytes() -> PreTrainedTokenizerFast:
+    """As Llama 2 and Gemma have: two letters, and bytes for all else, which are decoded run by run."""
+    tokens = ["<unk>", "<end>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "a", "b"]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    model = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True))
+    model.normalizer = normalizers.Replace(" ", "\u2581")
+    model.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=model, eos_token="<end>", unk_token="<unk>")  # type: ignore[no-untyped-call]
+
+
+def test_characters_of_single_bytes_arrive_however_many_tokens_come_at_once() -> None:
+    chance, tokenizer = random.Random(7), tokenizer_with_bytes()
+
+    def some(most: int) -> str:
+        return "".join(chance.choice("ab é中你好😀👍") for _ in range(chance.randint(1, most)))
+
+    for _ in range(300):
+        prompt, text, size = some(10), some(60), chance.randint(1, 8)
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        detokenizer = Detokenizer(tokenizer, tokenizer.encode(prompt, add_special_tokens=False))
+        shown = [detokenizer.push(ids[at : at + size]) for at in range(0, len(ids), size)]
+        assert "".join(shown) == text, (prompt, size)
 
 
 def test_a_character_that_never_ends_is_shown_as_such_at_the_end() -> None:

@@ -72,7 +72,8 @@ def test_each_draft_is_drawn_from_what_the_head_gives_for_the_whole_sequence(
     assert isinstance(drafter, ChainDrafter)
     assert drafter.captured
     alike = [request(f"alike{index}", (9,) * 20, 6) for index in range(2)]
-    serve(engine, *traffic()[:4], *traffic()[5::3], *alike)
+    done = serve(engine, *traffic()[:4], *traffic()[5::3], *alike, request("one", (5, 6), 1))
+    assert {each.finish_reason for each in done.values()} == {"length"}
     check(drafted, Reference(head, target) if kind == "eagle3" else reference_of(head, target))
 
 
