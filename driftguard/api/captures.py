@@ -34,7 +34,8 @@ from driftguard.store.database import Database
 
 router = APIRouter(tags=["captures"], dependencies=[Depends(require_key)])
 _JSON_LINES = "application/x-ndjson"
-_PAGE = 500
+_FIRST_PAGE, _LARGEST_PAGE = 10, 500  # requests
+_PAGE_TOKENS = 500_000  # of some fifty bytes each while they are read
 GROWTH = 20  # a token id of two bytes takes forty in memory: an integer, and its reference in a list
 _decode = msgspec.json.Decoder(CapturedRequest).decode
 _encode = msgspec.json.Encoder().encode
@@ -152,11 +153,14 @@ def _store(context: Context, captured: list[CapturedRequest]) -> int:
 
 def _lines(database: Database, wanted: CaptureFilter) -> Iterator[bytes]:
     # Page by page, each in a transaction of its own: a slow reader must not hold one open.
-    after_id = 0
+    # A page is as long as the tokens of the one before it allow.
+    after_id, limit = 0, _FIRST_PAGE
     while True:
         with database.session() as session:
-            page = read_captures(session, wanted, after_id=after_id, limit=_PAGE)
+            page = read_captures(session, wanted, after_id=after_id, limit=limit)
         yield b"".join(_encode(to_wire(capture)) + b"\n" for capture in page)
-        if len(page) < _PAGE:
+        if len(page) < limit:
             return
         after_id = page[-1].id
+        tokens = sum(len(each.prompt_token_ids) + len(each.output_token_ids) for each in page)
+        limit = max(1, min(2 * limit, _LARGEST_PAGE, _PAGE_TOKENS * len(page) // max(tokens, 1)))

@@ -27,7 +27,7 @@ from driftguard.store.rollup_tiers import Resolution
 from driftguard.store.row_filter import RowFilter
 
 
-def _without_nul(text: str) -> str:
+def without_nul(text: str) -> str:
     if "\x00" in text:
         raise ValueError("holds a NUL character, which no text field may hold")
     return text
@@ -36,7 +36,7 @@ def _without_nul(text: str) -> str:
 Name = Annotated[
     str,
     Field(min_length=1, max_length=256, json_schema_extra={"pattern": r"^[^\x00]*$"}),
-    AfterValidator(_without_nul),
+    AfterValidator(without_nul),
 ]
 
 

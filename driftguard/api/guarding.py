@@ -25,6 +25,7 @@ COMPRESSION_LEVEL: Final = 3  # a higher level takes three times as long, and ma
 SMALL_BODY_BYTES: Final = 64_000
 BATCHES: Final = frozenset({"/api/v1/records", "/api/v1/captures", *PATHS})
 CAPTURED_TEXT: Final = "/api/v1/captures"
+INCIDENT: Final = "/api/v1/incidents/"
 TITLES: Final = {
     error.status: error.title for error in (Unauthorized, Forbidden, TooSlow, TooLarge, DatabaseUnavailable)
 }
@@ -52,10 +53,12 @@ def install_guard(app: FastAPI, context: Context) -> None:
 
 
 def route_of(scope: Scope, settings: Settings) -> Route:
-    """By method and path. Where keys are needed, every write and captured text need one."""
+    """By method and path. Where keys are needed, every write and captured text need one. An incident, which
+    shows captured text to those who have a key, is shown without one too."""
     path = scope["path"].rstrip("/")
     is_write = scope["method"] not in SAFE_METHODS
     guarded = is_write or path == CAPTURED_TEXT
+    guarded |= path.startswith(INCIDENT) and any(name == b"authorization" for name, _ in scope["headers"])
     if settings.http.require_key_to_read:
         guarded = path not in ALWAYS_OPEN
     return Route(

@@ -34,7 +34,9 @@ class ExampleModel(FrozenModel):
     """A captured request that is typical of the new traffic; present only while captures are kept."""
 
     record_id: UUID
-    prompt_token_ids: list[int]
+    prompt_token_ids: list[int] | None = Field(
+        description="null where captured text needs an API key and none was sent."
+    )
 
 
 class DiagnosisModel(FrozenModel):

@@ -6,16 +6,16 @@ from datetime import UTC, datetime
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Depends, Query
-from pydantic import BaseModel, ConfigDict, Field
+from fastapi import APIRouter, Depends, Query, Request
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from sqlalchemy.orm import Session
 
 from driftguard.api import openapi_examples
 from driftguard.api.actions import ActionModel
-from driftguard.api.auth import require_key
+from driftguard.api.auth import is_loopback, require_key
 from driftguard.api.context import Context, get_context
 from driftguard.api.cursors import decode_cursor, encode_cursor
-from driftguard.api.filters import IncidentQuery, refuse_repeated, row_filter
+from driftguard.api.filters import IncidentQuery, refuse_repeated, row_filter, without_nul
 from driftguard.api.incident_models import ExampleModel, IncidentDetail, IncidentModel, IncidentPage
 from driftguard.api.openapi import example, problem
 from driftguard.api.status import Places
@@ -38,7 +38,7 @@ class Reason(BaseModel):
         strict=True,
         json_schema_extra={"example": {"reason": "looking at it; new tenant went live"}},
     )
-    reason: str = Field(min_length=1, max_length=2_000)
+    reason: Annotated[str, Field(min_length=1, max_length=2_000), AfterValidator(without_nul)]
 
 
 _ID = openapi_examples.INCIDENT["id"]
@@ -72,10 +72,14 @@ def list_incidents(query: Annotated[IncidentQuery, Query()], context: AnyContext
 
 
 @router.get("/{incident_id}", responses=example("incident") | _NO_INCIDENT)
-def get_incident(incident_id: UUID, context: AnyContext) -> IncidentDetail:
-    """Shows one incident, its transitions and notifications."""
+def get_incident(incident_id: UUID, context: AnyContext, request: Request) -> IncidentDetail:
+    """Shows one incident, its transitions and notifications. What captured requests of `diagnosis.examples`
+    say is shown to holders of an API key, where keys are needed."""
+    http, host = context.settings.http, context.settings.host
+    # A key that is sent here has been checked (guarding.py).
+    may_read_text = is_loopback(host) or http.require_key_to_read or "authorization" in request.headers
     with context.database.session() as session:
-        return detail(session, incident_id, context)
+        return detail(session, incident_id, context, with_text=may_read_text)
 
 
 @router.post("/{incident_id}/acknowledge", dependencies=[Depends(require_key)], responses=_CHANGED)
@@ -117,14 +121,17 @@ def _move(context: Context, incident_id: UUID, to_state: State, reason: str) -> 
         return detail(session, incident_id, context)
 
 
-def detail(session: Session, incident_id: UUID, context: Context) -> IncidentDetail:
+def detail(
+    session: Session, incident_id: UUID, context: Context, *, with_text: bool = False
+) -> IncidentDetail:
+    """with_text: of captured requests."""
     incident, stream = incidents.find(session, incident_id)
     return IncidentDetail.with_history(
         incident,
         stream,
         list(incidents.transitions(session, incident_id)),
         list(notifications.of_incident(session, incident_id)),
-        _examples(session, incident),
+        _examples(session, incident, with_text=with_text),
         _actions(session, incident, stream, context),
     )
 
@@ -138,10 +145,10 @@ def _actions(session: Session, incident: Incident, stream: Stream, context: Cont
     return ActionModel.all_of(remedy.of_stream(cost, incident, rollback), place)
 
 
-def _examples(session: Session, incident: Incident) -> list[ExampleModel]:
+def _examples(session: Session, incident: Incident, *, with_text: bool) -> list[ExampleModel]:
     """Token ids of the diagnosis's examples that are still kept: captures have a retention of their own."""
     named = [UUID(record_id) for record_id in (incident.diagnosis.examples if incident.diagnosis else ())]
     return [
-        ExampleModel(record_id=row.record_id, prompt_token_ids=row.prompt_token_ids)
+        ExampleModel(record_id=row.record_id, prompt_token_ids=row.prompt_token_ids if with_text else None)
         for row in captures.token_ids(session, named)
     ]

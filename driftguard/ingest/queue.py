@@ -215,7 +215,7 @@ class IngestQueue:
             _log.warning("ingest_streams_full", records=len(refused), first=refused[0])
 
     def _handle_failure(self, group: list[_Submission], error: Exception) -> None:
-        if isinstance(error, DataError) and len(group) > 1:
+        if isinstance(error, (DataError, BadInput)) and len(group) > 1:
             # One batch holds a value that the database refuses; the others must not fail with it.
             for submission in group:
                 self._store([submission])

@@ -43,6 +43,7 @@ _ALERT_LABELS: Final = frozenset(
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 PositiveInt = Annotated[int, Field(ge=1)]
+Days = Annotated[int, Field(ge=1, le=36_500)]  # dates end with the year 9999, and begin with the year 1
 PositiveFloat = Annotated[float, Field(gt=0)]
 Text = Annotated[str, Field(min_length=1, max_length=256)]
 FalseAlarmScope = Literal["stream", "fleet"]
@@ -102,17 +103,17 @@ class HttpSettings(_Group):
 
 
 class RetentionSettings(_Group):
-    records_days: PositiveInt = Field(30, description="Days to keep records; older partitions are dropped.")
-    minute_rollups_days: Annotated[int, Field(ge=8)] = Field(
+    records_days: Days = Field(30, description="Days to keep records; older partitions are dropped.")
+    minute_rollups_days: Annotated[Days, Field(ge=8)] = Field(
         35, description="Days to keep rollups per minute; no fewer than records_days."
     )
-    hourly_rollups_days: Annotated[int, Field(ge=61)] = Field(
+    hourly_rollups_days: Annotated[Days, Field(ge=61)] = Field(
         400, description="Days to keep rollups per hour; charts of up to 60 days are made of them."
     )
-    rollups_days: PositiveInt = Field(
+    rollups_days: Days = Field(
         1_830, description="Days to keep rollups per day; no rollup is kept for longer."
     )
-    captures_days: PositiveInt = Field(7, description="Days to keep captured token ids.")
+    captures_days: Days = Field(7, description="Days to keep captured token ids.")
     partitions_ahead: PositiveInt = Field(7, description="Daily partitions created ahead of today.")
 
     @model_validator(mode="after")

@@ -17,14 +17,19 @@ from typing import Any, Final
 
 import psycopg
 import structlog
-from psycopg.errors import IdleInTransactionSessionTimeout, LockNotAvailable, QueryCanceled
+from psycopg.errors import (
+    IdleInTransactionSessionTimeout,
+    LockNotAvailable,
+    ProgramLimitExceeded,
+    QueryCanceled,
+)
 from psycopg.pq import TransactionStatus
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 
-from driftguard.errors import BadSettings, DatabaseUnavailable
+from driftguard.errors import BadInput, BadSettings, DatabaseUnavailable
 from driftguard.store import migrations
 from driftguard.store.column_types import tell_refusals_as_they_are
 
@@ -302,10 +307,13 @@ class Database:
 
     @contextmanager
     def reachable(self, work: Work = REQUEST) -> Iterator[None]:
-        """Raises DatabaseUnavailable for what the driver raises of a connection that fails."""
+        """Raises DatabaseUnavailable for what the driver raises of a connection that fails, and BadInput for
+        a value that no index can hold."""
         try:
             yield
         except (*_UNREACHABLE, DBAPIError, psycopg.Error) as error:
+            if isinstance(_cause(error), ProgramLimitExceeded):  # for the driver it is an operational error
+                raise BadInput(f"a value is too large for the database: {_reason(error)}") from error
             if (timeout := self._timeout(error, work)) is not None:
                 self._report(timeout)
                 raise timeout from error
@@ -314,7 +322,7 @@ class Database:
             raise DatabaseUnavailable(f"{self.place}: {_reason(error)}") from error
 
     def _timeout(self, error: Exception, work: Work) -> DatabaseTimeout | None:
-        match error.orig if isinstance(error, DBAPIError) else error:
+        match _cause(error):
             case NoAnswer() as silent:
                 reason, waited = "silence", f"there was no answer for {silent.seconds:g} s"
             case LockNotAvailable():
@@ -389,14 +397,13 @@ def _expect_a_ping(connection: WatchedConnection | None, _record: object) -> Non
 
 def is_too_slow(error: Exception) -> bool:
     """A statement that the server cancelled, or a lock that it did not get in time: the connection works."""
-    cause = error.orig if isinstance(error, DBAPIError) else error
-    return isinstance(cause, (QueryCanceled, LockNotAvailable))
+    return isinstance(_cause(error), (QueryCanceled, LockNotAvailable))
 
 
 def is_database_failure(error: Exception) -> bool:
     """Connection, timeout, deadlock, disk: whatever was being stored is not the reason. A limit that a
     statement broke by what it holds (class 54, as a row too large for its index) is not meant."""
-    cause = error.orig if isinstance(error, DBAPIError) else error
+    cause = _cause(error)
     if isinstance(cause, IdleInTransactionSessionTimeout):
         return True
     if not isinstance(error, (DatabaseUnavailable, *_UNREACHABLE)):
@@ -405,7 +412,12 @@ def is_database_failure(error: Exception) -> bool:
     return state is None or not state.startswith("54")
 
 
+def _cause(error: Exception) -> BaseException | None:
+    """What the driver has raised."""
+    return error.orig if isinstance(error, DBAPIError) else error
+
+
 def _reason(error: Exception) -> str:
-    cause = error.orig if isinstance(error, (OperationalError, InterfaceError)) else error
+    cause = _cause(error)
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
     return lines[0] if lines else type(cause).__name__

@@ -61,18 +61,16 @@ def maintain(database: Database, now: datetime, retention: RetentionSettings) ->
     with _alone(database) as connection:
         if connection is None:
             return Maintenance(created, [], 0, 0)
+        # First what may hold text: whatever keeps the others from being removed, this goes in time.
+        captures = _delete_captures(connection, now - timedelta(days=retention.captures_days))
+        unrecorded = _delete_unrecorded(connection, now - timedelta(days=retention.records_days))
         dropped = _drop_marked(database, connection)
         for table, days in _kept(retention):
             if _complete_detachment(database, table):
                 oldest = now - timedelta(days=days) - _GRACE
                 _detach_old(connection, table, oldest.astimezone(UTC).date())
         dropped += _drop_marked(database, connection)
-        return Maintenance(
-            created,
-            dropped,
-            _delete_captures(connection, now - timedelta(days=retention.captures_days)),
-            _delete_unrecorded(connection, now - timedelta(days=retention.records_days)),
-        )
+        return Maintenance(created, dropped, captures, unrecorded)
 
 
 def create_ahead(database: Database, now: datetime, days_ahead: int) -> list[str]:

@@ -58,7 +58,7 @@ def test_on_another_address_a_key_is_needed(database: Database) -> None:
                 "Basic caf\xe9",
                 "Bearer",
             ):
-                headers = {"Authorization": authorization.encode("latin-1")} if authorization else {}
+                headers = [(b"Authorization", authorization.encode("latin-1"))] if authorization else []
                 answer = client.request(method, path, content=b"[]", headers=headers)
                 assert answer.status_code == 401, (path, authorization)
                 assert answer.headers["www-authenticate"].startswith("Bearer")

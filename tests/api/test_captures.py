@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from driftguard.api import captures
 from driftguard.settings import CaptureSettings, Settings
+from driftguard.store import captures as store
 from tests.api.ingest_server import serving
 from tests.benchmarks.ingest_app import ingest_app
 
@@ -55,6 +57,28 @@ def test_what_is_posted_is_exported_within_the_bounds(database_url: str) -> None
         bad_query = client.get(PATH, params={"since": "yesterday"})
         assert bad_query.status_code == 422
         assert bad_query.json()["errors"][0]["field"] == "since"
+
+
+def test_requests_of_all_lengths_are_exported_page_by_page(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few at a time where they are long."""
+    limits: list[int] = []
+    read = store.read_captures
+
+    def noted(*given: Any, limit: int, **more: Any) -> Any:
+        limits.append(limit)
+        return read(*given, limit=limit, **more)
+
+    monkeypatch.setattr("driftguard.api.captures.read_captures", noted)
+    monkeypatch.setattr(captures, "_FIRST_PAGE", 2)
+    monkeypatch.setattr(captures, "_PAGE_TOKENS", 50)
+    with serving(ingest_app(Settings(capture=CaptureSettings(enabled=True)), database_url)) as client:
+        sent = [line(number, prompt_token_ids=[1] * (100 if number > 20 else 1)) for number in range(1, 41)]
+        assert client.post(PATH, content=body(*sent)).json()["accepted"] == 40
+        exported = [json.loads(text)["output_token_ids"] for text in client.get(PATH).text.splitlines()]
+    assert exported == [[number] for number in range(1, 41)]
+    assert (limits[:4], set(limits[4:])) == ([2, 4, 8, 16], {1})
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,9 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from typing import Any
 
+import numpy as np
 import pytest
 from sqlalchemy import text
 from structlog.testing import capture_logs
@@ -134,6 +136,22 @@ def test_one_impossible_batch_does_not_fail_the_others(database: Database) -> No
             last = queue.submit(make_records(2, seed=3))
         assert first.result(WAIT_SECONDS) == BatchResult(1, 0)
         with pytest.raises(BadInput, match="out of range"):
+            poison.result(WAIT_SECONDS)
+        assert last.result(WAIT_SECONDS) == BatchResult(2, 0)
+    assert stored(database) == 3
+
+
+def test_names_that_no_index_can_hold_are_refused_and_fail_no_other_batch(database: Database) -> None:
+    rng = np.random.default_rng(5)
+    names = ["".join(map(chr, rng.integers(0x4E00, 0x9FFF, 256))) for _ in range(4)]
+    long: dict[str, Any] = dict(zip(("server", "target", "draft_version", "method"), names, strict=True))
+    with running(database) as queue:
+        with writers_held_up(database):
+            first = queue.submit(make_records(1, seed=1))
+            poison = queue.submit(make_records(1, seed=2, **long))
+            last = queue.submit(make_records(2, seed=3))
+        assert first.result(WAIT_SECONDS) == BatchResult(1, 0)
+        with pytest.raises(BadInput, match="too large for the database: index row size"):
             poison.result(WAIT_SECONDS)
         assert last.result(WAIT_SECONDS) == BatchResult(2, 0)
     assert stored(database) == 3

@@ -19,7 +19,7 @@ from driftguard.store import captures
 from driftguard.store.database import Database
 from driftguard.store.serving_scores import ServedCapture
 
-_ROWS_AT_ONCE = 200
+_ROWS_AT_ONCE = 20  # a request of 32,000 tokens takes two megabytes
 
 TokenIds = tuple[str, Sequence[int], Sequence[int]]  # key, prompt, output
 
