@@ -1,8 +1,8 @@
 """What becomes of an open incident of goodput: it falls further, or ends by itself where goodput is back.
 
 Tokens that come slower end it once they come as fast as before (driftguard.cost.goodput); speculation that
-loses, once it has not lost for QUIET_LOOKS looks in a row, or is off. Where both came together, once both are
-over.
+loses, once it has not lost for QUIET_LOOKS looks in a row. Where both came together, once both are over.
+Either ends it once speculation has been off for as many looks: without draft tokens nothing can be compared.
 """
 
 from __future__ import annotations
@@ -73,6 +73,14 @@ def follow(
         reason = "no requests that can be compared with those before are served any more"
         _resolved(session, stream, watch, incident, reason, now)
         return learned_anew(watch, now)
+    if _is_off(speculation[1]):
+        # Blocks that cannot be compared are counted with these looks; one that can begins the count anew.
+        quiet = opened.quiet + 1
+        if quiet >= watching.QUIET_LOOKS:
+            # A machine that is slow may be so still; what speculation lost is won back.
+            is_back = goodput.kind == "speculation_loses"
+            return _resolved(session, stream, watch, incident, _IS_OFF, now, is_back=is_back)
+        watch = replace(watch, opened=replace(opened, quiet=quiet))
     fall = next((one for one in incidents.of_stream(session, stream.id) if one.direction == "down"), None)
     if fall is not None and goodput.by_acceptance:
         reason = f"acceptance fell, which explains it: incident {fall.id} goes on with it"
@@ -146,7 +154,7 @@ def _losing(
 ) -> GoodputWatch:
     """Over after QUIET_LOOKS in a row at which speculation did not lose."""
     (told, cost), opened = speculation, Watched(incident.id, "speculation_loses")
-    is_off = cost is not None and cost.num_speculative_tokens is None
+    is_off = _is_off(cost)
     if is_off or told.state in ("pays", "uncertain"):
         quiet = watch.opened.quiet + 1 if watch.opened else 1
         if quiet >= watching.QUIET_LOOKS:
@@ -165,6 +173,10 @@ def _losing(
         )
         _tell(session, incident, reason, paging, now)
     return replace(watch, opened=opened)
+
+
+def _is_off(cost: Cost | None) -> bool:
+    return cost is not None and cost.num_speculative_tokens is None
 
 
 def _loses_more(before: Interval | None, now: Interval | None) -> bool:

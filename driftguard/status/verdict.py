@@ -35,6 +35,7 @@ WORST_FIRST: Final = (
     "replaced",
 )
 
+_TOLD_BEFORE_GOODPUT: Final = ("degraded", "cannot_be_judged", "drafting_stopped")
 _RANK: Final = {verdict: rank for rank, verdict in enumerate(WORST_FIRST)}
 
 
@@ -237,13 +238,13 @@ def _standing(stream: StreamRow, facts: _Facts) -> Standing:
 
 
 def _with_goodput(known: str, incident: Incident | None, slower: Incident) -> tuple[str, Incident | None]:
-    """An open fall of acceptance, and what is worse than either, is told before it."""
+    """Slower tokens are told before a level that is fine or not known yet. An open fall of acceptance, a
+    detector that fails and drafting that stopped are told before them: they say what to look at first."""
+    if known in _TOLD_BEFORE_GOODPUT:
+        return known, incident
     goodput = slower.evidence.goodput
     loses = goodput is not None and goodput.kind == "speculation_loses"
-    told = _worse(known, "speculation_loses" if loses else "degraded")
-    if known == "degraded" or told not in ("degraded", "speculation_loses"):
-        return known, incident
-    return told, slower
+    return "speculation_loses" if loses else "degraded", slower
 
 
 def _worse(one: str, other: str) -> str:

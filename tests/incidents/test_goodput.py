@@ -91,6 +91,15 @@ def losing(database: Database, seed: int) -> Served:
     return served
 
 
+def serve_switched_off(served: Served, count: int) -> None:
+    """Without draft tokens, a second apart; the server goes on naming the draft that it does not use."""
+    served.machine.without, served.machine.seconds_apart = 1.0, 1.0
+    drawn = records(served.rng, served.machine.serve(served.rng, count))
+    named = {"draft": "draft", "draft_version": "v1", "method": "draft_model"}
+    store(served.database, [msgspec.structs.replace(one, **named) for one in drawn])
+    look(served.database)
+
+
 def test_a_machine_that_gets_slower_pages_although_acceptance_stays(
     database: Database, tmp_path: Path
 ) -> None:
@@ -287,16 +296,53 @@ def test_tokens_that_come_slower_while_speculation_loses_are_told_in_its_inciden
 
 
 def test_it_ends_where_speculation_is_switched_off(database: Database) -> None:
-    """As it says itself; the server goes on naming the draft that it does not use."""
+    """As it says itself."""
     served = losing(database, 23)
-    served.machine.without, served.machine.seconds_apart = 1.0, 1.0
     for _ in range(4):
-        drawn = records(served.rng, served.machine.serve(served.rng, 1_500))
-        named = {"draft": "draft", "draft_version": "v1", "method": "draft_model"}
-        store(database, [msgspec.structs.replace(one, **named) for one in drawn])
-        look(database)
-    ((incident, _),) = found(database)
+        serve_switched_off(served, 1_500)
+    ((incident, stream),) = found(database)
     assert incident.resolution == "speculation is off: the newest requests had no draft tokens"
+    assert "; mitigated after " in summary(incident, stream)
+
+
+def test_slower_tokens_are_over_where_nothing_is_drafted_any_more_and_the_status_says_that_it_stopped(
+    database: Database,
+) -> None:
+    served = Served(database, 24, hours=20.0)
+    pipeline = Pipeline(database, DetectorConfig(minimum_drop=0.1), Metrics())
+    served.serve(6.0)
+    served.machine.slower = 1.5
+    served.serve(2.0)
+    serve_switched_off(served, 2_100)
+    fold_and_examine(pipeline, database)
+    ((incident, _),) = found(database)
+    assert (incident.direction, incident.state) == ("slower", "open")
+    with database.session() as session:
+        (status,) = gather(session, datetime.now(UTC))
+    assert (status.verdict, status.incident_id) == ("drafting_stopped", None)
+    assert status.text.startswith("Drafting has stopped: ")
+    for _ in range(2):
+        serve_switched_off(served, 100)
+    ((incident, stream),) = found(database)
+    assert incident.resolution == "speculation is off: the newest requests had no draft tokens"
+    assert "; mitigated after " not in summary(incident, stream)  # the machine may be as slow as it was
+
+
+def test_slower_tokens_go_on_where_speculation_was_off_for_a_moment(database: Database) -> None:
+    served = Served(database, 25, hours=20.0)
+    served.serve(6.0)
+    served.machine.slower = 1.5
+    served.serve(2.0)
+    for _ in range(2):
+        serve_switched_off(served, 2_100)
+        served.machine.without, served.machine.seconds_apart = 0.0, 10.0
+        served.serve(1.0)
+    ((incident, _),) = found(database)
+    assert incident.state == "open"
+    served.machine.slower = 1.0
+    served.serve(2.0)
+    ((incident, _),) = found(database)
+    assert incident.resolution == "tokens come as fast again as before at the same load"
 
 
 def test_speculation_that_loses_more_is_told_in_its_incident(database: Database) -> None:
