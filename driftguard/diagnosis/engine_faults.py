@@ -11,6 +11,8 @@ did the canary probes move too, or
 
 Where the gap is steady and the answers are the target's own, state, cache and a collapse are excluded: the
 models themselves account for what is accepted.
+
+A rise is never the fault of a cache, of a draft or of an age that no restart ended: they make it fall.
 """
 
 from __future__ import annotations
@@ -128,13 +130,15 @@ def _state(found: Examination) -> Verdict | None:
         reason = "acceptance falls with the age of the server, and a restart brought it back"
         reason += f" ({age.cured.in_words})"
         return Verdict("engine_state", "high" if shown else "medium", reason)
-    if falls and shown:
+    if falls and shown and not found.is_rise:
         reason = f"acceptance falls with the age of the server, and {also}"
         return Verdict("engine_state", "medium", reason)
     return None
 
 
 def _cache(found: Examination) -> Verdict | None:
+    if found.is_rise:
+        return None
     warm, cold = found.warm_probes, found.probes
     if found.warm_behaviour == "moved" and found.probes_behaviour in EXCLUDING and warm and cold:
         reason = (
@@ -167,6 +171,8 @@ def _is_cache(sliced: Slices, found: Examination) -> bool:
 
 
 def _collapsed(found: Examination) -> Verdict | None:
+    if found.is_rise:
+        return None
     first, probed = found.first, found.probes
     everywhere = first is not None and first.has_collapsed_everywhere
     if found.probes_behaviour == "moved" and probed is not None and probed.has_first_collapsed:
@@ -206,7 +212,7 @@ def _machine(found: Examination) -> Verdict | None:
 def _draft_or_machine(found: Examination) -> Verdict:
     """The probes moved with the traffic, and nothing else did."""
     first = found.first
-    if first is not None and first.has_fallen_everywhere and _probes_first_fell(found):
+    if first is not None and first.has_fallen_everywhere and not found.is_rise and _probes_first_fell(found):
         reason = (
             "the canary probes moved too, with the same answers, and position 1 fell in every segment "
             f"({first.change.in_words})"
@@ -220,14 +226,14 @@ def _draft_or_machine(found: Examination) -> Verdict:
 
 
 def _unfaithful(found: Examination) -> Verdict | None:
-    """The serving gap opened: less is accepted than the same models would accept of the same requests."""
+    """The serving gap opened: the engine accepts otherwise than the models would of the same requests."""
     gap, behaviour = found.gap, found.gap_behaviour
     if gap is None or behaviour not in ("opened", "opened_less"):
         return None
     excluded = found.probes_behaviour in EXCLUDING and found.probes_cover
     reason = (
-        "captured requests are accepted less than target and draft account for, by more than before "
-        f"({gap.opened.in_words})"
+        f"captured requests are accepted {'more' if found.is_rise else 'less'} than target and draft account "
+        f"for, by more than before ({gap.opened.in_words})"
     )
     if behaviour == "opened_less":
         return None if excluded else Verdict("machine", "medium", f"{reason}: a part of the move")
@@ -240,7 +246,7 @@ def _unfaithful(found: Examination) -> Verdict | None:
         reason += "; whether the answers are still the registered target's is not shown"
         return Verdict("machine", "medium", reason + with_engine(found))
     first = found.first
-    if first is not None and first.has_fallen_everywhere:
+    if first is not None and first.has_fallen_everywhere and not found.is_rise:
         reason += f", and position 1 fell in every segment ({first.change.in_words})"
         return Verdict("draft_wrong", "medium", reason + with_engine(found))
     return Verdict("machine", "high", reason + with_engine(found))

@@ -79,6 +79,10 @@ class Examination:
     gap: ServingGap | None
     engine_change: EngineChange | None
 
+    @property
+    def is_rise(self) -> bool:
+        return self.towards > 0.0
+
     def explaining(self) -> FieldChange | None:
         """The changed setting that explains the move best, if one does; K and the verification rule only if
         position 1 kept still."""
@@ -214,7 +218,7 @@ def _compared(evidence: Evidence, *, is_warm: bool) -> ProbeChange | None:
         [one for one in side if one.is_warm == is_warm]
         for side in (evidence.probes_before, evidence.probes_after)
     ]
-    return probes.compare(sides[0], sides[1], downward=evidence.direction == "down")
+    return probes.compare(sides[0], sides[1], downward=evidence.direction != "up")
 
 
 def _behaviour(change: ProbeChange | None, towards: float) -> Behaviour | Literal["none"]:

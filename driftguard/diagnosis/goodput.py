@@ -1,7 +1,7 @@
 """The cause of an incident of goodput, which no new draft mends.
 
 does speculation lose at the load? -> load
-did K change?                      -> configuration
+was K set to another?              -> configuration
 are tokens fewer per step?         -> unknown: acceptance has its own incidents, which tell why
 are prompts longer?                -> load: a step reads more context
 does a step take longer?           -> machine: the load was the same
@@ -13,8 +13,9 @@ from typing import Final
 
 from driftguard.diagnosis import configuration
 from driftguard.diagnosis.comparisons import LEVEL, compare_ranks
+from driftguard.diagnosis.configuration import FieldChange
 from driftguard.diagnosis.evidence import Evidence
-from driftguard.diagnosis.examination import OF_K, Examination
+from driftguard.diagnosis.examination import Examination
 from driftguard.diagnosis.verdict import Verdict
 from driftguard.records.documents.goodput import GoodputChange
 
@@ -26,8 +27,7 @@ def of_goodput(evidence: Evidence, goodput: GoodputChange, found: Examination) -
     """Never of a cause that calls for a draft."""
     if goodput.kind == "speculation_loses":
         return _loses(goodput, found)
-    changed = next((one for one in found.settings.changes if one.field in OF_K), None)
-    if changed is not None:
+    if changed := _other_k(found):
         name = configuration.NAMES[changed.field]
         reason = f"tokens come slower since {name} changed"
         return Verdict("configuration", "medium", reason, f": {name} {changed.before} to {changed.after}")
@@ -39,6 +39,15 @@ def of_goodput(evidence: Evidence, goodput: GoodputChange, found: Examination) -
         return Verdict("load", "medium", reason)
     kept = ", and acceptance did not move" if goodput.acceptance == "none" else ""
     return Verdict("machine", "medium", f"each step takes longer at the same load{kept}")
+
+
+def _other_k(found: Examination) -> FieldChange | None:
+    """K that was set to another value. Where it varies it follows what a step costs, as does what a drafter
+    finds to draft: such a change is no more than the mark that a slower machine leaves."""
+    if found.positions != "all":
+        return None
+    changes = (one for one in found.settings.changes if one.field == "num_speculative_tokens")
+    return next((one for one in changes if configuration.NOT_TOLD not in (one.before, one.after)), None)
 
 
 def _loses(goodput: GoodputChange, found: Examination) -> Verdict:

@@ -30,10 +30,11 @@ class Verdict(NamedTuple):
         return direction == "down" and known
 
     def action(self, direction: Direction) -> str:
-        if direction == "up" and self.cause in ("query_drift", "machine", "configuration"):
-            return "nothing to repair: acceptance rose"
+        """What to do. A rise is nothing to repair, but for answers that are suspect, or of another target."""
         if self.is_fault:
             return _EXCHANGED
+        if direction == "up" and self.cause not in ("quality", "mix_shift", "unknown"):
+            return "nothing to repair: acceptance rose"
         if self.cause in RETRAINABLE and self.confidence == "low":
             return _ACTIONS["unknown"]
         return _ACTIONS[self.cause]

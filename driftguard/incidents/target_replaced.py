@@ -4,7 +4,8 @@ detector begins anew and would see nothing.
 When a baseline of the new stream is ready, the fold notes it, and its acceptance is compared with the stream
 before: the same server and method, with another target or draft version. A fall opens an incident; where the
 target was replaced the draft is retrained against the new one. Where the stream before had fallen already, it
-is compared as it was before that: its incident ends, and the new one, which refers to it, goes on.
+is compared as it was before that: its incident ends, and the new one, which refers to it, goes on. A stream
+that still sends was replaced by nothing: two targets, or two drafts, served side by side are not compared.
 
 A segment whose K changed has a new baseline as well, in the same stream. Its first draft token, which K does
 not change, is compared with that before. So is a segment that got another name (`renamed_segment.py`).
@@ -40,6 +41,9 @@ from driftguard.store.tables import ABOVE_EVERY_SEQ, AwaitedComparison, Incident
 LOOK_BACK: Final = timedelta(days=7)
 K: Final = "num_speculative_tokens"
 LEAST_REQUESTS: Final = 30  # of a segment, under either target
+# A rollout may serve both for so long. The status says by the same span which of two targets is in service
+# (driftguard.status.verdict, which the layers hide from here).
+IN_SERVICE_WITHIN: Final = timedelta(minutes=5)
 _NAMESPACE: Final = UUID(
     "a4f1c9a2-34c5-4a55-9d0e-6a2f6f0f6f9d"
 )  # one incident per stream, however often folded
@@ -53,22 +57,69 @@ def note_baseline(session: Session, stream: Stream, ready: BaselineReady) -> Non
     is_new = ready.why.reason is BaselineReason.FIRST
     may_be_renamed = is_new and has_older_segments(session, stream.id, ready.segment)
     k_changed = any(setting.name == K for setting in ready.why.changed)
-    if may_be_renamed or k_changed or _before(session, stream) is not None:
+    if may_be_renamed or k_changed or _before(session, stream):
         since = datetime.fromtimestamp(ready.since, UTC)
         incidents.note_comparison(session, stream.id, ready.ordinal, since)
 
 
-def _before(session: Session, stream: Stream) -> Stream | None:
-    return examination_evidence.stream_before(session, stream, stream.first_seen_at - LOOK_BACK)
+def _before(session: Session, stream: Stream) -> list[Stream]:
+    return examination_evidence.streams_before(session, stream, stream.first_seen_at - LOOK_BACK)
+
+
+@dataclass(frozen=True, slots=True)
+class _Past:
+    """The stream whose place this one took. `heard_at`: its newest request that arrived since this one began,
+    or else this one's beginning; by the server's clock."""
+
+    stream: Stream
+    heard_at: datetime
+
+
+def _past(session: Session, stream: Stream) -> _Past | None:
+    """None where every stream before went on for longer than a rollout takes. Beside one that went on,
+    another was replaced only if it was heard until then: what fell silent long before has a successor.
+
+    What ended later counts only if it arrived later as well, so that a server whose clock was set back as it
+    started with another target is not taken for two side by side.
+    """
+    before = _before(session, stream)
+    if not before:
+        return None
+    begun = examination_evidence.first_record(session, stream.id)
+    one_goes_on = False
+    for past in before:
+        heard_at = examination_evidence.heard_since(session, past.id, begun) or begun.at
+        if heard_at > begun.at + IN_SERVICE_WITHIN:
+            one_goes_on = True
+        elif not one_goes_on or _newest(past) >= begun.at - IN_SERVICE_WITHIN:
+            return _Past(past, heard_at)
+    return None
+
+
+def _newest(stream: Stream) -> datetime:
+    """When its newest request ended, by the server's clock."""
+    return stream.traffic_ended_at or stream.last_seen_at
+
+
+def _may_still_send(past: _Past, stream: Stream, now: datetime) -> bool:
+    """Whether the stream before may be heard again: it has not been silent for long while this one sends."""
+    ended_at, arrived_at = stream.traffic_ended_at, stream.traffic_arrived_at
+    if ended_at is None or arrived_at is None or now - arrived_at > IN_SERVICE_WITHIN:
+        return False  # this one fell silent itself, so that waiting tells nothing more
+    return ended_at <= past.heard_at + IN_SERVICE_WITHIN
 
 
 def compare(database: Database, awaited: AwaitedComparison, minimum_drop: float, now: datetime) -> None:
     """Opens an incident, which awaits its examination, where the stream accepts less than the one before. The
-    fold waits only while that is stored. Raises DatabaseUnavailable."""
+    fold waits only while that is stored. Does nothing yet, and is to be called again, while it is too early
+    to say whether the stream before still sends. Raises DatabaseUnavailable."""
     with database.session(CHORE) as session:
-        found = _fall(session, awaited, minimum_drop, now) or _fall_across_settings(
-            session, awaited, minimum_drop, now
-        )
+        stream = get_stream(session, awaited.stream_id)
+        past = _past(session, stream) if stream else None
+        if stream and past and _may_still_send(past, stream, now):
+            return
+        found = _fall(session, awaited, stream, past.stream, minimum_drop, now) if stream and past else None
+        found = found or _fall_across_settings(session, awaited, minimum_drop, now)
         renamed = renamed_segment.fallen(session, awaited, minimum_drop)
     with database.session(CHORE) as session:
         if found or renamed:
@@ -125,13 +176,14 @@ def _window_inflation(session: Session, stream_id: int) -> float | None:
 
 
 def _fall(
-    session: Session, awaited: AwaitedComparison, minimum_drop: float, now: datetime
+    session: Session,
+    awaited: AwaitedComparison,
+    stream: Stream,
+    past: Stream,
+    minimum_drop: float,
+    now: datetime,
 ) -> tuple[Incident, str] | None:
     """The incident to store and why, if the stream accepts less than the one before."""
-    stream = get_stream(session, awaited.stream_id)
-    past = _before(session, stream) if stream else None
-    if stream is None or past is None:
-        return None
     kinds = {acceptance_levels.kind_of(session, one.id) for one in (past, stream)}
     if len(kinds) > 1:
         return None

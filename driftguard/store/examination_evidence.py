@@ -166,24 +166,30 @@ def usual_k(session: Session, stream_id: int, since: datetime) -> float | None:
     return float(drafted / steps) if drafted and steps else None
 
 
-def stream_with_another_target(session: Session, stream: Stream) -> Stream | None:
-    """The same server, draft and method with another target, heard last before this stream began."""
-    query = select(Stream).where(
+def heard_since(session: Session, stream_id: int, begun: FirstRecord) -> datetime | None:
+    """When the newest of the traffic ended that both arrived and ended after this record of another stream;
+    None where none did."""
+    query = select(Record.ended_at).where(
+        Record.stream_id == stream_id,
+        Record.kind != "probe",
+        Record.ended_at > begun.at,
+        Record.seq > begun.seq,
+    )
+    return session.scalar(query.order_by(Record.ended_at.desc()).limit(1))
+
+
+def streams_before(session: Session, stream: Stream, since: datetime) -> list[Stream]:
+    """Those whose place this stream may have taken, the likeliest first: of the same server, draft and method
+    with another target; then of the same server, target and method with another draft version, heard since
+    then, unless DriftGuard trained or promoted this one (`retraining.promotion.watch` compares those)."""
+    newest = (Stream.last_seen_at.desc(), Stream.id.desc())
+    earlier = select(Stream).where(
         Stream.server == stream.server,
-        Stream.draft_version == stream.draft_version,
         Stream.method == stream.method,
-        Stream.target != stream.target,
         Stream.first_seen_at < stream.first_seen_at,
     )
-    return session.scalars(query.order_by(Stream.last_seen_at.desc(), Stream.id.desc()).limit(1)).first()
-
-
-def stream_before(session: Session, stream: Stream, since: datetime) -> Stream | None:
-    """The one whose place this stream took: the same server, draft and method with another target; or else
-    the same server, target and method with another draft version, heard since then, unless DriftGuard trained
-    or promoted this one (`retraining.promotion.watch` compares those)."""
-    if another := stream_with_another_target(session, stream):
-        return another
+    of_target = earlier.where(Stream.draft_version == stream.draft_version, Stream.target != stream.target)
+    found = list(session.scalars(of_target.order_by(*newest)))
     known = select(Draft.id).where(
         Draft.server == stream.server,
         Draft.target == stream.target,
@@ -191,16 +197,13 @@ def stream_before(session: Session, stream: Stream, since: datetime) -> Stream |
         or_(Draft.retrain_run_id.is_not(None), Draft.promoted_at.is_not(None)),
     )
     if session.scalar(known) is not None:
-        return None
-    query = select(Stream).where(
-        Stream.server == stream.server,
+        return found
+    of_draft = earlier.where(
         Stream.target == stream.target,
-        Stream.method == stream.method,
         Stream.draft_version != stream.draft_version,
-        Stream.first_seen_at < stream.first_seen_at,
         Stream.last_seen_at >= since,
     )
-    return session.scalars(query.order_by(Stream.last_seen_at.desc(), Stream.id.desc()).limit(1)).first()
+    return [*found, *session.scalars(of_draft.order_by(*newest))]
 
 
 _PROBES = text(
