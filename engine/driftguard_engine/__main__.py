@@ -64,9 +64,9 @@ def main(models: ModelOptions, limits: LimitOptions, server: ServerOptions, side
     import torch
 
     from driftguard_engine.core import EngineError
-    from driftguard_engine.cores import usable_cores
     from driftguard_engine.engine import Engine
     from driftguard_engine.server.app import ServeOptions, serve
+    from driftguard_engine.server.cores import usable_cores
     from driftguard_engine.telemetry.spool import SpoolError
     from driftguard_engine.telemetry.telemetry import Telemetry
 

@@ -198,6 +198,14 @@ def counted(before: StreamState, state: StreamState, batch: ObservationBatch) ->
     return replace(state, **counts.after(before))
 
 
+def requests_since(state: StreamState, ordinal: int, most: int) -> int:
+    """How many observations the stream has had behind this ordinal; `most` or more where that is longer ago
+    than its history reaches back."""
+    found = state.history.count_behind(ordinal)
+    is_all = found == len(state.history) < state.history.total
+    return max(found, most) if is_all else found
+
+
 def requests_per_day(state: StreamState) -> float:
     """Traffic measured so far; 0 where all requests ended at one moment: within a millisecond."""
     span = state.last_ended_at - state.first_ended_at

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from driftguard.detection.config import DetectorConfig
-from driftguard.detection.state.columns import Columns, history_rows
+from driftguard.detection.state.columns import Columns, history_rows, requests_since
 from driftguard.detection.state.stream_state import (
     DIRECTIONS,
     RECOVERED,
@@ -108,11 +108,9 @@ def of_stream_young_for(state: StreamState, code: int) -> int:
 
 
 def _age(state: StreamState, code: int) -> int:
-    """How many requests the stream has had since the stratum has a baseline; one that is longer ago than the
-    history reaches back is as old as is ever asked. Ordinals do not tell: they count those of all streams."""
-    ready, history = int(state.ready_ordinal[code]), state.history
-    age = history.count_behind(ready)
-    return age if age < len(history) or age == history.total else max(age, _OLD)
+    """How many requests the stream has had since the stratum has a baseline, up to as many as is ever asked.
+    Ordinals do not tell: they count those of all streams."""
+    return requests_since(state, int(state.ready_ordinal[code]), _OLD)
 
 
 def wander_possible(state: StreamState, base: Baselines, rows: Columns, code: int) -> float:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from driftguard_engine.cores import usable_cores
+from driftguard_engine.server.cores import usable_cores
 
 CORES = len(os.sched_getaffinity(0))
 
