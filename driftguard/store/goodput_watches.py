@@ -62,39 +62,45 @@ def store(session: Session, stream_id: int, watch: GoodputWatch, looked_at: date
     row.watch, row.looked_at = watch, looked_at
 
 
-# Of one stream, so that PostgreSQL knows how many it has, and reads them by the right index.
+_COLUMNS: Final = """
+    seq, extract(epoch FROM ended_at)::float8 AS ended_at, segment, num_speculative_tokens, concurrency,
+    steps, drafted, accepted, emitted, accepted_per_position, output_tokens, time_per_output_token_seconds,
+    kind, drafted_per_position[1] AS first_drafted, accepted_per_position[1] AS first_accepted
+"""
+_THINNED: Final = """
+    SELECT seq, ended_at, segment, num_speculative_tokens, concurrency, steps, drafted, accepted, emitted,
+           accepted_per_position, output_tokens, time_per_output_token_seconds, kind, first_drafted,
+           first_accepted, total
+    FROM (SELECT *, row_number() OVER (ORDER BY seq) AS place, count(*) OVER () AS total FROM found) AS unread
+"""
 _NEWEST = text(
-    """
-    SELECT seq FROM records
-    WHERE stream_id = :stream_id AND seq > :after AND kind <> 'probe' AND ended_at >= :since
-    ORDER BY seq DESC LIMIT :spanned
-    """
+    f"""
+    WITH found AS (
+        SELECT {_COLUMNS} FROM records
+        WHERE seq > :after AND kind <> 'probe' AND ended_at >= :since AND stream_id = ANY(:stream_ids)
+        ORDER BY seq DESC LIMIT :spanned
+    ) {_THINNED}
+    WHERE place % greatest((total + :limit - 1) / :limit, 1) = 0
+    ORDER BY seq
+    """  # noqa: S608 (constants only)
 )
 # Stream and seq are compared together, which only the index of both can do: in every window, PostgreSQL would
 # otherwise often go through the seqs of all streams.
 _IN_WINDOWS = text(
-    """
-    SELECT seq, ended_at, segment, num_speculative_tokens, concurrency, steps, drafted, accepted, emitted,
-           accepted_per_position, output_tokens, time_per_output_token_seconds, kind, first_drafted,
-           first_accepted
-    FROM (
-        SELECT found.*, row_number() OVER (ORDER BY seq) AS place, count(*) OVER () AS total
-        FROM unnest(CAST(:stream_ids AS bigint[])) AS stream
+    f"""
+    WITH found AS (
+        SELECT each.* FROM unnest(CAST(:stream_ids AS bigint[])) AS stream
         CROSS JOIN unnest(CAST(:starts AS bigint[])) AS start
         CROSS JOIN LATERAL (
-            SELECT seq, extract(epoch FROM ended_at)::float8 AS ended_at, segment, num_speculative_tokens,
-                   concurrency, steps, drafted, accepted, emitted, accepted_per_position, output_tokens,
-                   time_per_output_token_seconds, kind, drafted_per_position[1] AS first_drafted,
-                   accepted_per_position[1] AS first_accepted
-            FROM records
+            SELECT {_COLUMNS} FROM records
             WHERE (stream_id, seq) > (stream, start) AND (stream_id, seq) <= (stream, start + :width)
               AND kind <> 'probe' AND ended_at >= :since
             ORDER BY stream_id, seq LIMIT :most
-        ) AS found
-    ) AS unread
+        ) AS each
+    ) {_THINNED}
     WHERE place % greatest(total / :limit, 1) = 0
     ORDER BY seq
-    """
+    """  # noqa: S608 (constants only)
 )
 
 
@@ -108,18 +114,21 @@ def after(session: Session, stream: Stream, seq: int) -> list[Numbered]:
     evenly spaced seqs would more likely be one that came after a pause of its stream. Where nothing was read
     yet, only of the newest MOST_SPANNED.
     """
-    since = stream.last_seen_at - LOOK_BACK
-    stream_ids = [stream.id, *_without_speculation(session, stream)]
-    newest: list[int] = []
-    for each in stream_ids:
-        limits = {"after": seq, "since": since, "spanned": MOST_SPANNED}
-        newest += session.scalars(_NEWEST, {**limits, "stream_id": each})
-    if not newest:
-        return []
-    starts, width = _windows(seq, sorted(newest)[-MOST_SPANNED:])
-    values = {"stream_ids": stream_ids, "since": since, "starts": starts, "width": width}
-    found = session.execute(_IN_WINDOWS, {**values, "most": MOST_IN_WINDOW, "limit": MOST_READ})
-    return [Numbered(row[0], timed(*row[1:])) for row in found]
+    values = {
+        "stream_ids": [stream.id, *_without_speculation(session, stream)],
+        "since": stream.last_seen_at - LOOK_BACK,
+        "limit": MOST_READ,
+    }
+    found = session.execute(_NEWEST, {**values, "after": seq, "spanned": MOST_SPANNED}).all()
+    if seq > 0 and found and found[0].total >= MOST_SPANNED:
+        first, last = found[0].seq, found[-1].seq
+        windows = {
+            "starts": list(range(seq, last, -(-(last - seq) // MOST_READ))),
+            "width": -(-(last - first + 1) // MOST_SPANNED),
+            "most": MOST_IN_WINDOW,
+        }
+        found = session.execute(_IN_WINDOWS, {**values, **windows}).all()
+    return [Numbered(row[0], timed(*row[1:-1])) for row in found]
 
 
 def _without_speculation(session: Session, stream: Stream) -> Sequence[int]:
@@ -131,14 +140,3 @@ def _without_speculation(session: Session, stream: Stream) -> Sequence[int]:
         Stream.method == "none",
     )
     return session.scalars(query).all()
-
-
-def _windows(after_seq: int, newest: Sequence[int]) -> tuple[list[int], int]:
-    """(the seqs before each window, how many it has). `newest`: seqs of the newest MOST_SPANNED requests, or
-    of all since `after_seq`, in order."""
-    if len(newest) < MOST_SPANNED or after_seq == 0:
-        step = -(-len(newest) // MOST_READ)
-        return [seq - 1 for seq in newest[step - 1 :: step]], 1
-    first, last = newest[0], newest[-1]
-    step = -(-(last - after_seq) // MOST_READ)
-    return list(range(after_seq, last, step)), -(-(last - first + 1) // MOST_SPANNED)
