@@ -20,6 +20,7 @@ FLOATS = {"expected": "<f2", "margin": "<f2", "fresh": "<f2"}
 COLUMNS = (*WHOLE, *FLOATS)
 COMPACT_ROWS = 512
 LOOSE_PIECES = 8  # fewer than that: reading a column takes 1 us per piece, joining them 150 us
+_ORDINAL = WHOLE.index("ordinal")
 _WIDTHS = (1, 2, 4)  # bytes of unsigned numbers; beyond, signed ones of 8
 
 
@@ -129,7 +130,10 @@ class History:
         """How many of the observations have a larger ordinal."""
         count = 0
         for piece in reversed((*self.compact, *self.loose)):
-            above = ordinal - piece.smallest[WHOLE.index("ordinal")]
+            above = ordinal - piece.smallest[_ORDINAL]
+            if above < 0:
+                count += len(piece)
+                continue
             behind = len(piece) - int(np.searchsorted(piece.kept("ordinal"), above, side="right"))
             count += behind
             if behind < len(piece):

@@ -238,18 +238,27 @@ def running_sums(
     [T] are the w_t: what is put on bets that begin at the request (1 by default).
     """
     rounds = Rounds.of(group, len(start))
-    sums, current, done = rounds.ordered(bets), start[rounds.longest_first], 0
     begin = np.ones(len(bets)) if starts is None else rounds.ordered(starts)
+    sums = _summed(rounds, start, rounds.ordered(bets), begin, most=None)
+    # Past an alarm, and while an incident is open, sums grow beyond all numbers; what becomes of them must
+    # not depend on how many requests come at a time.
+    if not (sums <= LARGEST_SUM).all():
+        sums = _summed(rounds, start, rounds.ordered(bets), begin, most=LARGEST_SUM)
+    after: Floats = sums[rounds.place]
+    return after
+
+
+def _summed(rounds: Rounds, start: Floats, sums: Floats, begin: Floats, *, most: float | None) -> Floats:
+    """In place of `sums`, which are the bets in the order of the rounds."""
+    current, done = start[rounds.longest_first], 0
     with np.errstate(over="ignore"):
         for size in rounds.sizes:
             of_round = sums[done : done + size]
             np.multiply(current[:size] + begin[done : done + size, None], of_round, of_round)
-            # Past an alarm, and while an incident is open, sums grow beyond all numbers; what becomes of them
-            # must not depend on how many requests come at a time.
-            np.minimum(of_round, LARGEST_SUM, out=of_round)
+            if most is not None:
+                np.minimum(of_round, most, out=of_round)
             current, done = of_round, done + size
-    after: Floats = sums[rounds.place]
-    return after
+    return sums
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -103,8 +103,8 @@ def of_stream_young_for(state: StreamState, code: int) -> int:
     """Requests of the stream; below 0 where it was."""
     if state.inflation[code] > 1.0:
         return YOUNG_DEPENDENT - _age(state, code)
-    alike = state.ready & ~state.of_windows & (state.inflation == 1.0)
-    return YOUNG - max(_age(state, other) for other in np.flatnonzero(alike).tolist())
+    alike = np.flatnonzero(state.ready & ~state.of_windows & (state.inflation == 1.0))
+    return YOUNG - _age(state, int(alike[state.ready_ordinal[alike].argmin()]))  # the oldest
 
 
 def _age(state: StreamState, code: int) -> int:
