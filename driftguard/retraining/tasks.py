@@ -42,8 +42,9 @@ from driftguard.store.tables import Incident, RetrainRun, Stream
 QUEUE: Final = "retraining"
 SETTLING: Final = "settling"  # by itself, so that a rollback waits for no training of another server
 NAMESPACE: Final = "retraining"
-KILLED_LOOKED_AT_EVERY: Final = 60.0  # seconds; a killed scoring is known as such only after minutes
-FOLLOWED_EVERY: Final = 60.0  # seconds, where records name another draft than the one known to be in service
+# Seconds between two looks at what is known only after minutes: that a scoring was killed, or that another
+# draft serves.
+RARELY: Final = 60.0
 _Incidents = Sequence[tuple[Incident, Stream]]
 log = structlog.get_logger(__name__)
 
@@ -61,8 +62,7 @@ class RetrainingJobs:
         self._database = database
         self._settings = settings
         self._should_stop = should_stop
-        self._killed_looked_at = -math.inf
-        self._followed_at: dict[str, float] = {}  # by server
+        self._rare_look_at = -math.inf
 
     @property
     def blueprint(self) -> procrastinate.Blueprint:
@@ -125,10 +125,12 @@ class RetrainingJobs:
         """Queues what is due: scores and retrainings of unresolved falls, and settling where a run was
         interrupted or another draft serves than the one that is known. An incident whose captured requests
         can be scored is retrained for after that."""
-        self._give_up_killed()
+        is_rare = self._is_rare_look()
+        if is_rare:
+            give_up_killed(self._database, self._settings)
         is_automatic, scores = self._settings.retraining.automatic, self._settings.diagnosis.score_captures
         with self._database.session() as session:
-            unsettled = {*self._unsettled(session), *self._unfollowed(session)}
+            unsettled = {*self._unsettled(session), *(self._unfollowed(session) if is_rare else ())}
             falls = incidents.falls_to_act_on(session, unscored=scores, retrainable=is_automatic)
             attempts = serving_scores.attempts(session, [incident.id for incident, _ in falls])
             due = list(self._due(session, falls, attempts)) if is_automatic else []
@@ -140,11 +142,12 @@ class RetrainingJobs:
         for server, incident_id in due:
             defer_retraining(app, server, "incident", incident_id=incident_id)
 
-    def _give_up_killed(self) -> None:
+    def _is_rare_look(self) -> bool:
         now = time.monotonic()
-        if now - self._killed_looked_at >= KILLED_LOOKED_AT_EVERY:
-            give_up_killed(self._database, self._settings)
-            self._killed_looked_at = now
+        if now - self._rare_look_at < RARELY:
+            return False
+        self._rare_look_at = now
+        return True
 
     def _servers(self) -> set[str]:
         return {engine.server for engine in self._settings.engines}
@@ -162,16 +165,12 @@ class RetrainingJobs:
 
     def _unfollowed(self, session: Session) -> Iterator[str]:
         """Servers whose records name another draft than the one that is known to be in service."""
-        now = time.monotonic()
         for server in self._servers():
-            if now - self._followed_at.get(server, -math.inf) < FOLLOWED_EVERY:
-                continue
             stream = source_activity.stream_in_service(session, server)
             known = None if stream is None else drafts.in_service(session, server, stream.target)
             if stream is None or known is None or known.version == stream.draft_version:
                 continue
             if not retrain_runs.is_running(session, server, stream.target):
-                self._followed_at[server] = now
                 yield server
 
     def _due(

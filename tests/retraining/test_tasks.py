@@ -233,6 +233,7 @@ def test_a_draft_that_somebody_else_puts_into_service_is_followed_without_a_retr
     jobs.defer_due(queue)
     assert waiting(drifted.database) == 0
     serve_another(drifted, engine, "by-operator")
+    jobs = RetrainingJobs(drifted.database, quiet)  # which servers serve is looked at once a minute
     jobs.defer_due(queue)
     jobs.defer_due(queue)
     assert waiting(drifted.database) == 1
