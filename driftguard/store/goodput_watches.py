@@ -68,10 +68,9 @@ _COLUMNS: Final = """
     kind, drafted_per_position[1] AS first_drafted, accepted_per_position[1] AS first_accepted
 """
 _THINNED: Final = """
-    SELECT seq, ended_at, segment, num_speculative_tokens, concurrency, steps, drafted, accepted, emitted,
-           accepted_per_position, output_tokens, time_per_output_token_seconds, kind, first_drafted,
-           first_accepted, total
-    FROM (SELECT *, row_number() OVER (ORDER BY seq) AS place, count(*) OVER () AS total FROM found) AS unread
+    SELECT * FROM (
+        SELECT *, row_number() OVER (ORDER BY seq) AS place, count(*) OVER () AS total FROM found
+    ) AS unread
 """
 _NEWEST = text(
     f"""
@@ -128,7 +127,7 @@ def after(session: Session, stream: Stream, seq: int) -> list[Numbered]:
             "most": MOST_IN_WINDOW,
         }
         found = session.execute(_IN_WINDOWS, {**values, **windows}).all()
-    return [Numbered(row[0], timed(*row[1:-1])) for row in found]
+    return [Numbered(row[0], timed(*row[1:-2])) for row in found]
 
 
 def _without_speculation(session: Session, stream: Stream) -> Sequence[int]:
