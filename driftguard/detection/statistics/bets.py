@@ -329,7 +329,7 @@ def aging_sums(start: Running, group: NDArray[np.intp], requests: InSessions, st
             shown = np.maximum(means * slope + shown_new, least)
             staked = np.minimum(first * shown, most)
             sums = worth * charged(1.0 + staked * gain, staked, inflation[done : done + size])
-            sums = np.minimum(sums, LARGEST_SUM)  # as in running_sums; the mean start is no number beyond
+            np.minimum(sums, LARGEST_SUM, out=sums)  # as in running_sums; the mean start is no number beyond
             evidence.append(sums)
             mean_start.append(means)
             done += size
