@@ -18,6 +18,7 @@ from driftguard.ingest import queue as ingest_queue
 from driftguard.ingest.queue import IngestQueue
 from driftguard.ingest.watch import IngestWatch
 from driftguard.metrics import Metrics
+from driftguard.records import AcceptanceRecord
 from driftguard.store.database import INGEST, Database, DatabaseTimeout, Work
 from driftguard.store.records import BatchResult
 from tests.alerting.http_receiver import wait_until
@@ -126,32 +127,36 @@ def test_a_database_that_is_down_refuses_every_batch(database_url: str) -> None:
     database.close()
 
 
-def test_one_impossible_batch_does_not_fail_the_others(database: Database) -> None:
+def too_large() -> list[AcceptanceRecord]:
     huge = {"steps": 0, "drafted": 2**62, "accepted": 2**62, "emitted": 2**62}
     positions = {"drafted_per_position": None, "accepted_per_position": None}
-    with running(database) as queue:
-        with writers_held_up(database):
-            first = queue.submit(make_records(1, seed=1))
-            poison = queue.submit(make_records(3, seed=2, segments=1, **huge, **positions))
-            last = queue.submit(make_records(2, seed=3))
-        assert first.result(WAIT_SECONDS) == BatchResult(1, 0)
-        with pytest.raises(BadInput, match="out of range"):
-            poison.result(WAIT_SECONDS)
-        assert last.result(WAIT_SECONDS) == BatchResult(2, 0)
-    assert stored(database) == 3
+    return make_records(3, seed=2, segments=1, **huge, **positions)
 
 
-def test_names_that_no_index_can_hold_are_refused_and_fail_no_other_batch(database: Database) -> None:
+def with_names_that_no_index_can_hold() -> list[AcceptanceRecord]:
     rng = np.random.default_rng(5)
     names = ["".join(map(chr, rng.integers(0x4E00, 0x9FFF, 256))) for _ in range(4)]
     long: dict[str, Any] = dict(zip(("server", "target", "draft_version", "method"), names, strict=True))
+    return make_records(1, seed=2, **long)
+
+
+@pytest.mark.parametrize(
+    ("impossible", "told"),
+    [
+        (too_large, "out of range"),
+        (with_names_that_no_index_can_hold, "too large for the database: index row size"),
+    ],
+)
+def test_one_impossible_batch_does_not_fail_the_others(
+    database: Database, impossible: Callable[[], list[AcceptanceRecord]], told: str
+) -> None:
     with running(database) as queue:
         with writers_held_up(database):
             first = queue.submit(make_records(1, seed=1))
-            poison = queue.submit(make_records(1, seed=2, **long))
+            poison = queue.submit(impossible())
             last = queue.submit(make_records(2, seed=3))
         assert first.result(WAIT_SECONDS) == BatchResult(1, 0)
-        with pytest.raises(BadInput, match="too large for the database: index row size"):
+        with pytest.raises(BadInput, match=told):
             poison.result(WAIT_SECONDS)
         assert last.result(WAIT_SECONDS) == BatchResult(2, 0)
     assert stored(database) == 3

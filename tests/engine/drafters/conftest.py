@@ -4,12 +4,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from driftguard_engine.config import EngineConfig
 from driftguard_engine.drafters.heads import BlockDrafter, ChainDrafter, ParallelDrafter
+from driftguard_engine.engine import Engine
 from driftguard_engine.kernels.steps import RowState
 from driftguard_engine.speculation import Verification
 
-from tests.engine.core.tiny import save
-from tests.engine.drafters.watched import Drafted
+from tests.engine.core.eagle3_heads import save_distilled_head
+from tests.engine.core.tiny import request, save, serve
+from tests.engine.drafters.watched import PROMPTS, Drafted
 
 
 @pytest.fixture
@@ -47,3 +50,12 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for kind in ("gpt2", "odd_llama"):
         save(root / kind, kind, seed=3)
     return root
+
+
+@pytest.fixture(scope="session")
+def distilled(tmp_path_factory: pytest.TempPathFactory, targets: Path) -> Path:
+    """For the llama: of its answers to PROMPTS it drafts much right."""
+    plain = Engine(EngineConfig(str(targets / "llama"), drafter="none"))
+    done = serve(plain, *(request(name, prompt, 40) for name, prompt in PROMPTS.items()))
+    texts = [(*PROMPTS[name], *each.output_token_ids) for name, each in done.items()]
+    return Path(save_distilled_head(tmp_path_factory.mktemp("heads") / "head", targets / "llama", texts))

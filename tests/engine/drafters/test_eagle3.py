@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from driftguard_engine.config import EngineConfig
 from driftguard_engine.core import FinishedRequest
 from driftguard_engine.decode import placement
 from driftguard_engine.drafters.heads import ChainDrafter
@@ -18,18 +17,9 @@ from driftguard_engine.models.chain_heads import LeanChainModel
 from driftguard_engine.speculation import Verification
 from torch import Tensor
 
-from tests.engine.core.eagle3_heads import Reference, load_target, save_distilled_head, save_random_head
+from tests.engine.core.eagle3_heads import Reference, load_target, save_random_head
 from tests.engine.core.tiny import drain, finished, request, serve
 from tests.engine.drafters.watched import PROMPTS, Drafted, check, engine_of, traffic
-
-
-@pytest.fixture(scope="module")
-def distilled(tmp_path_factory: pytest.TempPathFactory, targets: Path) -> Path:
-    """For the llama: of its answers to PROMPTS it drafts much right."""
-    plain = Engine(EngineConfig(str(targets / "llama"), drafter="none"))
-    done = serve(plain, *(request(name, prompt, 40) for name, prompt in PROMPTS.items()))
-    texts = [(*PROMPTS[name], *each.output_token_ids) for name, each in done.items()]
-    return Path(save_distilled_head(tmp_path_factory.mktemp("heads") / "head", targets / "llama", texts))
 
 
 def eagle3_engine(target: Path, head: Path, **changes: Any) -> Engine:

@@ -17,7 +17,7 @@ from driftguard_engine.models.chain_heads import Eagle3Model, LeanChainModel
 from torch import Tensor
 from transformers import Qwen3Config
 
-from tests.engine.core.eagle3_heads import Reference, load_target, save_distilled_head, save_random_head
+from tests.engine.core.eagle3_heads import Reference, load_target, save_random_head
 from tests.engine.core.heads import reference_of, save_random
 from tests.engine.core.tiny import drain, finished, request, serve, tokens
 from tests.engine.drafters.test_eagle3 import without_speculation_for_a_while
@@ -33,15 +33,6 @@ HEADS: list[tuple[str, dict[str, Any]]] = [
     ("mtp", {"layer": Qwen3Config}),
     ("peagle", {"layers": 2, "features": (1, 2, 4), "token_ids": PRUNED}),
 ]
-
-
-@pytest.fixture(scope="module")
-def distilled(tmp_path_factory: pytest.TempPathFactory, targets: Path) -> Path:
-    """For the llama: of its answers to PROMPTS it drafts much right."""
-    plain = engine_of(targets / "llama", None, "none")
-    done = serve(plain, *(request(name, prompt, 40) for name, prompt in PROMPTS.items()))
-    texts = [(*PROMPTS[name], *each.output_token_ids) for name, each in done.items()]
-    return Path(save_distilled_head(tmp_path_factory.mktemp("heads") / "head", targets / "llama", texts))
 
 
 @pytest.fixture
