@@ -42,14 +42,12 @@ log = structlog.get_logger(__name__)
 def gather(session: Session, incident: Incident, stream: Stream, now: datetime) -> Evidence:
     """Everything stored that bears on this incident."""
     changed = names_of(incident.segments)
-    moment = Moment(incident.change_point_seq, incident.change_point_at, incident.opened_seq)
+    moment = _moment(incident)
     before, after = records_around(session, stream.id, moment)
     replaced = _predecessor(session, incident)
     if replaced is not None:
         before = records_between(session, replaced.id, 0, moment.seq, moment.at)
-    probes_before, probes_after = probes_around(
-        session, stream.id, incident.interval_start_at, incident.change_point_at
-    )
+    probes_before, probes_after = probes_around(session, stream.id, moment, incident.interval_start_at)
     captures_before, captures_after = captures_around(session, stream, changed, incident.change_point_at)
     scores, missing_scores = scores_of(session, incident.id)
     return Evidence(
@@ -69,6 +67,10 @@ def gather(session: Session, incident: Incident, stream: Stream, now: datetime) 
         scores=scores,
         missing_scores=missing_scores,
     )
+
+
+def _moment(incident: Incident) -> Moment:
+    return Moment(incident.change_point_seq, incident.change_point_at, incident.opened_seq)
 
 
 def _predecessor(session: Session, incident: Incident) -> Stream | None:
@@ -137,6 +139,6 @@ def _seen(session: Session, incident: Incident, stream: Stream) -> SeenEvidence:
     """Changes when there is enough that is new for another diagnosis."""
     changed = names_of(incident.segments)
     probes, captured, scores = seen_since(
-        session, stream, incident.id, changed, incident.change_point_at, max(_CAPTURE_STEPS)
+        session, stream, incident.id, changed, _moment(incident), max(_CAPTURE_STEPS)
     )
     return SeenEvidence(probes, sum(captured >= step for step in _CAPTURE_STEPS), scores)

@@ -133,9 +133,9 @@ class ProbeLoop:
             servers = set()
             for incident, of in incidents.list_page(session, limit=_INCIDENTS, state="unresolved"):
                 if incident.diagnosis and incident.diagnosis.awaits_probes:
-                    awaited[of.id] = max(
-                        incident.change_point_at, awaited.get(of.id, incident.change_point_at)
-                    )
+                    # By the sidecar's clock it came before its alarm, whatever the server's clock says.
+                    since = max(incident.change_point_at, incident.opened_at)
+                    awaited[of.id] = max(since, awaited.get(of.id, since))
                     servers.add(of.server)
         for target in sorted(self._targets, key=lambda one: one.server not in servers):
             kept, now = self._kept[target.server], datetime.now(UTC)

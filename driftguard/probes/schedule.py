@@ -15,7 +15,7 @@ class Past:
 
     replayed_at: datetime | None
     failed_at: datetime | None
-    awaited_since: datetime | None  # newest change point whose diagnosis waits for a replay
+    awaited_since: datetime | None  # newest alarm whose diagnosis waits for a replay
     failures: int = 1  # since the last replay
     heard_at: datetime | None = None  # when its newest traffic arrived, where it had any
 

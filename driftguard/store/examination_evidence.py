@@ -18,7 +18,7 @@ from driftguard.diagnosis import Captured, EngineChange, Observed, ProbeResult
 from driftguard.records.documents.serving_scores import MissingScores, ServingScores
 from driftguard.records.positions import first_position
 from driftguard.records.probe_session import PREFIX, parse
-from driftguard.store.tables import Draft, Record, Rollup, ServerVersion, ServingScoresRow, Stream
+from driftguard.store.tables import ABOVE_EVERY_SEQ, Draft, Record, Rollup, ServerVersion, ServingScoresRow, Stream
 
 RECORDS: Final = 2_000  # on each side of the change point, of all segments: their shares must be right
 LOOK_BACK: Final = timedelta(days=7)
@@ -212,24 +212,29 @@ _PROBES = text(
            accepted_per_position[1] AS first_accepted, prompt_tokens, cached_tokens, {_TIMES}
     FROM records
     WHERE stream_id = :stream_id AND kind = 'probe' AND starts_with(session, :prefix)
-      AND ended_at >= :since AND ended_at < :until
+      AND ended_at >= :since AND ended_at < :until AND seq >= :first AND seq < :end
     ORDER BY ended_at DESC, seq DESC LIMIT :limit
     """  # noqa: S608 (constants only)
 )
 
 
 def probes_around(
-    session: Session, stream_id: int, changed_from: datetime, changed_at: datetime
+    session: Session, stream_id: int, moment: Moment, changed_from: datetime
 ) -> tuple[tuple[ProbeResult, ...], tuple[ProbeResult, ...]]:
-    """Replays before the change can have begun, and since it."""
-    return (
-        _probes(session, stream_id, changed_from - PROBE_LOOK_BACK, changed_from),
-        _probes(session, stream_id, changed_at, changed_at + LOOK_BACK),
-    )
+    """Replays before the change can have begun, `changed_from`, and since it: by their times and by their
+    order of arrival, because the change has a time of the server's clock and a probe of the sidecar's."""
+    earlier = {"since": changed_from - PROBE_LOOK_BACK, "until": changed_from, "first": 0, "end": moment.seq}
+    later = {
+        "since": moment.at,
+        "until": moment.at + LOOK_BACK,
+        "first": moment.seq,
+        "end": ABOVE_EVERY_SEQ,
+    }
+    return _probes(session, stream_id, earlier), _probes(session, stream_id, later)
 
 
-def _probes(session: Session, stream_id: int, since: datetime, until: datetime) -> tuple[ProbeResult, ...]:
-    values = {"stream_id": stream_id, "prefix": PREFIX, "since": since, "until": until, "limit": PROBES}
+def _probes(session: Session, stream_id: int, span: Mapping[str, Any]) -> tuple[ProbeResult, ...]:
+    values = {**span, "stream_id": stream_id, "prefix": PREFIX, "limit": PROBES}
     found = []
     for row in session.execute(_PROBES, values):
         asked = parse(row.session)
@@ -333,7 +338,7 @@ _SEEN = text(
     """
     SELECT (SELECT count(*) FROM records
             WHERE stream_id = :stream_id AND kind = 'probe' AND starts_with(session, :prefix)
-              AND ended_at >= :at AND ended_at < :until) AS probes,
+              AND ended_at >= :at AND ended_at < :until AND seq >= :seq) AS probes,
            (SELECT count(*) FROM (
                 SELECT 1 FROM captures
                 WHERE server = :server AND target = :target AND segment = ANY(:changed)
@@ -349,11 +354,12 @@ def seen_since(
     stream: Stream,
     incident_id: UUID,
     changed: Collection[str],
-    at: datetime,
+    moment: Moment,
     limit: int,
 ) -> tuple[int, int, int]:
-    """(probe records, captured requests of the changed segments, counted up to `limit`) since the change, and
-    the step of captured requests at which these were scored."""
+    """(probe records, captured requests of the changed segments, counted up to `limit`) since the change, as
+    `probes_around` and `captures_around` find them, and the step of captured requests at which these were
+    scored."""
     row = session.execute(
         _SEEN,
         {
@@ -363,8 +369,9 @@ def seen_since(
             "server": stream.server,
             "target": stream.target,
             "changed": list(changed),
-            "at": at,
-            "until": at + LOOK_BACK,
+            "at": moment.at,
+            "until": moment.at + LOOK_BACK,
+            "seq": moment.seq,
             "limit": limit,
         },
     ).one()

@@ -207,6 +207,17 @@ def test_a_faulty_machine_waits_for_its_probes_and_then_never_retrains(database:
     assert "restart the server" in reason
 
 
+def test_probes_from_before_a_fall_exclude_no_fault_of_a_server_whose_clock_is_behind(
+    database: Database,
+) -> None:
+    """Its traffic fell ten minutes ago; by its own clock two hours before."""
+    for minutes in (180, 60, 30):
+        replay(database, NOW - timedelta(minutes=minutes))
+    incident_id = drifted(database)
+    assert known(database, incident_id).awaits_probes
+    assert verdict(database, incident_id) == ("query_drift", "low")
+
+
 def test_probes_that_nobody_replays_are_not_awaited_for_ever(database: Database) -> None:
     replay(database, NOW - timedelta(hours=3))
     incident_id = drifted(database)

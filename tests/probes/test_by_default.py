@@ -211,7 +211,10 @@ def test_a_server_that_another_sidecar_scrapes_is_probed_by_that_one(known: Data
     assert stub.got == []
 
 
-def test_a_server_whose_diagnosis_waits_is_asked_at_once_and_no_other(database: Database, stub: Stub) -> None:
+@pytest.mark.parametrize("clock", [timedelta(), -timedelta(days=1)], ids=["right", "behind"])
+def test_a_server_whose_diagnosis_waits_is_asked_at_once_and_no_other(
+    database: Database, stub: Stub, clock: timedelta
+) -> None:
     traffic = Traffic(seed=1).draw(6, {"code": 0.7})
     store(database, [msgspec.structs.replace(one, server="ab"[n % 2]) for n, one in enumerate(traffic)])
     sources = [{"url": stub.url, "server": name} for name in "ab"]
@@ -220,7 +223,7 @@ def test_a_server_whose_diagnosis_waits_is_asked_at_once_and_no_other(database: 
     with database.session() as session:
         stream = session.scalars(select(Stream).where(Stream.server == "b")).one()
     in_ten_minutes = datetime.now(UTC) + timedelta(minutes=10)
-    add_incident(database, [], stream_id=stream.id, opened_at=in_ten_minutes)  # by its server's clock
+    add_incident(database, [], stream_id=stream.id, opened_at=in_ten_minutes)
     awaiting = Diagnosis(
         cause="unknown",
         confidence="low",
@@ -234,6 +237,7 @@ def test_a_server_whose_diagnosis_waits_is_asked_at_once_and_no_other(database: 
     )
     with database.session() as session:
         incident = session.scalars(select(Incident)).one()
+        incident.change_point_at = in_ten_minutes + clock
         incident.diagnosis = IncidentDiagnosis.of(awaiting, datetime.now(UTC), SeenEvidence(0, 0))
     before = len(records(database, "probe"))
     assert loop.look()

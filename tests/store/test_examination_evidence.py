@@ -77,7 +77,7 @@ def test_the_age_of_the_server_is_that_since_its_last_start_before_the_record(da
     with database.session() as session:
         stream = session.scalars(select(Stream).where(Stream.server == "server-1")).one()
         before, _ = records_around(session, stream.id, Moment(seq=99, at=AT, newest=99))
-        _, ((probe),) = probes_around(session, stream.id, AT, AT)
+        _, ((probe),) = probes_around(session, stream.id, Moment(seq=0, at=AT, newest=99), AT)
     at = AT.timestamp()
     found = [(one.ended_at, one.server_started_at) for one in before]  # the newest first
     assert found == [(at - 60, at - 3_600), (at - 7_200, None)]
@@ -104,9 +104,27 @@ def test_probes_of_the_time_in_which_the_change_began_are_left_out(database: Dat
     insert(database, 1, 6, kind="probe", session="somebody else's probe")
     insert(database, 1, 7)
     with database.session() as session:
-        before, after = probes_around(session, the_stream(database).id, AT - timedelta(seconds=30), AT)
+        moment = Moment(seq=2, at=AT, newest=9)
+        before, after = probes_around(session, the_stream(database).id, moment, AT - timedelta(seconds=30))
     assert [(one.prompt, one.answer) for one in before] == [("old", "answer")]
     assert [one.prompt for one in after] == ["new"]
+
+
+def test_probes_of_a_server_whose_clock_is_behind_are_sorted_by_their_arrival_too(database: Database) -> None:
+    """Its traffic fell at AT by its own clock, ten minutes later by that of the sidecar."""
+    insert(database, 1, -660, kind="probe", session=session_of("old", "a"))
+    insert(database, 1, -60)
+    insert(database, 1, 300, kind="probe", session=session_of("before the fall", "a"))
+    insert(database, 2, 0, segment="fallen")
+    insert(database, 1, 660, kind="probe", session=session_of("new", "a"))
+    moment = Moment(seq=4, at=AT, newest=5)
+    with database.session() as session:
+        stream = the_stream(database)
+        before, after = probes_around(session, stream.id, moment, AT - timedelta(seconds=30))
+        seen = examination_evidence.seen_since(session, stream, uuid4(), ["fallen"], moment, 50)
+    assert [one.prompt for one in before] == ["old"]
+    assert [one.prompt for one in after] == ["new"]
+    assert seen == (1, 0, 0)
 
 
 def capture(database: Database, segment: str, seconds: Sequence[float], tokens: int = 3) -> None:
@@ -167,7 +185,7 @@ def test_what_is_new_is_counted_up_to_the_limit(database: Database) -> None:
     capture(database, "german", [-1, 1, 2, 3])
     with database.session() as session:
         stream = the_stream(database)
-        seen = partial(examination_evidence.seen_since, session, stream, uuid4(), ["german"], AT)
+        seen = partial(examination_evidence.seen_since, session, stream, uuid4(), ["german"], Moment(2, AT, 9))
         assert seen(50) == (2, 3, 0)
         assert seen(2) == (2, 2, 0)
 
