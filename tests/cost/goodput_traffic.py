@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,8 @@ import numpy as np
 from driftguard.cost import TimedRequest
 
 SEGMENTS = {"chat": 0.7, "code": 0.27, "rare": 0.03}
+_NAMES = list(SEGMENTS)
+_UP_TO = list(accumulate(SEGMENTS.values()))
 DRAWN_STEPS = 30
 
 
@@ -62,7 +66,7 @@ class Machine:
         step = (self.base + self.per_draft * k) * factor
         values: dict[str, Any] = {
             "ended_at": self.clock,
-            "segment": str(rng.choice(list(SEGMENTS), p=list(SEGMENTS.values()))),
+            "segment": _NAMES[bisect_right(_UP_TO, rng.random() * _UP_TO[-1])],
             "num_speculative_tokens": k,
             "concurrency": concurrency,
             "steps": DRAWN_STEPS,

@@ -97,9 +97,9 @@ def simulate(fall: Fall, seed: int) -> tuple[ObservationBatch, float]:
     return batch, START + float(seconds[BEFORE])
 
 
-def found(fall: Fall, seed: int) -> Found | None:
+def found(fall: Fall, seed: int, *, until_over: bool = False) -> Found | None:
     """The first alarm, unless it is a false one before the fall, or there is none; and what was told of it
-    until its incident ended, or the traffic."""
+    until its incident ended, or the traffic, or, with `until_over`, until it was told that it is over."""
     batch, onset = simulate(fall, seed)
     state, alarm = StreamState(), None
     later: list[DriftSeenGradual] = []
@@ -116,4 +116,6 @@ def found(fall: Fall, seed: int) -> Found | None:
                 if isinstance(finding, DriftClosed):
                     return Found(alarm, onset, tuple(later))
                 later.append(finding)
+                if until_over and finding.gradual is not None and finding.gradual.over:
+                    return Found(alarm, onset, tuple(later))
     return None if alarm is None else Found(alarm, onset, tuple(later))

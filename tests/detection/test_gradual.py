@@ -29,7 +29,7 @@ def test_ramps_of_an_hour_to_a_week_are_called_gradual_and_what_is_told_holds_th
         Fall(rate=40, hours=168, drop=0.2, silent_nights=True, rare=True),
     )
     for ramp in ramps:
-        runs = [found(ramp, FIRST_SEED + number) for number in range(RUNS)]
+        runs = [found(ramp, FIRST_SEED + number, until_over=True) for number in range(RUNS)]
         held = [run.held for run in runs if run is not None]
         assert len(held) >= RUNS - 2, ramp
         # At a coverage of .9, fewer than 13 of 16 have a chance of one in fifteen, and the seeds are fixed.
@@ -47,7 +47,7 @@ def test_steps_are_rarely_called_gradual() -> None:
         Fall(rate=60, hours=0, drop=0.1, silent_nights=True),
         Fall(rate=60, hours=0, drop=0.1, silent_nights=True, rare=True),
     )
-    runs = [run for step in steps for number in range(RUNS) if (run := found(step, FIRST_SEED + number))]
+    runs = [run for step in steps for number in range(RUNS) if (run := found(step, FIRST_SEED + number, until_over=True))]
     # At one in twenty, more than 4 of 48 have a chance of one in eleven, and the seeds are fixed.
     assert sum(bool(run.told) for run in runs) <= 4
     assert sum(run.held for run in runs) >= 0.85 * len(runs)
