@@ -140,12 +140,16 @@ def paths_named(page: Path) -> Iterator[str]:
                 yield word.partition("?")[0]
 
 
-@every_page
-def test_addresses_of_the_sidecar_exist(page: Path) -> None:
+@pytest.fixture(scope="module")
+def known_addresses() -> list[re.Pattern[str]]:
     known = {*http_application().openapi()["paths"], "/api/v1/openapi.json", "/runbooks/NAME"}
-    patterns = [re.compile(re.sub(r"\{\w+\}", "[^/]+", path)) for path in known]
+    return [re.compile(re.sub(r"\{\w+\}", "[^/]+", path)) for path in known]
+
+
+@every_page
+def test_addresses_of_the_sidecar_exist(page: Path, known_addresses: list[re.Pattern[str]]) -> None:
     for path in paths_named(page):
-        assert any(pattern.fullmatch(path) for pattern in patterns), path
+        assert any(pattern.fullmatch(path) for pattern in known_addresses), path
 
 
 @pytest.mark.parametrize("page", PUBLISHED, ids=lambda page: page.stem)
