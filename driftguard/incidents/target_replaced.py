@@ -41,8 +41,7 @@ from driftguard.store.tables import ABOVE_EVERY_SEQ, AwaitedComparison, Incident
 LOOK_BACK: Final = timedelta(days=7)
 K: Final = "num_speculative_tokens"
 LEAST_REQUESTS: Final = 30  # of a segment, under either target
-# A rollout may serve both for so long. The status says by the same span which of two targets is in service
-# (driftguard.status.verdict, which the layers hide from here).
+# A rollout may serve both for so long. The status says by the same span which of two targets is in service.
 IN_SERVICE_WITHIN: Final = timedelta(minutes=5)
 _NAMESPACE: Final = UUID(
     "a4f1c9a2-34c5-4a55-9d0e-6a2f6f0f6f9d"

@@ -14,13 +14,13 @@ from typing import Final
 from sqlalchemy.orm import Session
 
 from driftguard.incidents.cost_measurement import OUTDATED_AFTER
+from driftguard.incidents.target_replaced import IN_SERVICE_WITHIN
 from driftguard.status.staleness import Newest, depends_on_usual_silence, is_stale
 from driftguard.status.usual_silence import ActiveSource, Place, UsualSilences
 from driftguard.store import folding, sources, status_queries, stream_costs, streams
 from driftguard.store.streams import StreamRow
 from driftguard.store.tables import HeldStream, Incident, Source
 
-IN_SERVICE_WITHIN: Final = timedelta(minutes=5)  # of the newest record of the same server and target
 WORST_FIRST: Final = (
     "degraded",
     "cannot_be_judged",

@@ -8,7 +8,6 @@ import pytest
 
 from driftguard.incidents import target_replaced
 from driftguard.records import AcceptanceRecord
-from driftguard.status import verdict
 from driftguard.store import incidents
 from driftguard.store.database import Database
 from tests.incidents.test_target_replaced import GOOD, WORSE, all_incidents, fold_all, of_target, of_version
@@ -110,7 +109,3 @@ def test_a_clock_that_was_set_back_as_the_target_was_replaced_is_not_taken_for_t
     store(database, second_target(traffic.draw(900, WORSE)))
     fold_all(database)
     assert [each.state for each in all_incidents(database)] == ["open"]
-
-
-def test_the_status_tells_a_replaced_target_by_the_same_span() -> None:
-    assert target_replaced.IN_SERVICE_WITHIN == verdict.IN_SERVICE_WITHIN
