@@ -18,7 +18,15 @@ from driftguard.diagnosis import Captured, EngineChange, Observed, ProbeResult
 from driftguard.records.documents.serving_scores import MissingScores, ServingScores
 from driftguard.records.positions import first_position
 from driftguard.records.probe_session import PREFIX, parse
-from driftguard.store.tables import ABOVE_EVERY_SEQ, Draft, Record, Rollup, ServerVersion, ServingScoresRow, Stream
+from driftguard.store.tables import (
+    ABOVE_EVERY_SEQ,
+    Draft,
+    Record,
+    Rollup,
+    ServerVersion,
+    ServingScoresRow,
+    Stream,
+)
 
 RECORDS: Final = 2_000  # on each side of the change point, of all segments: their shares must be right
 LOOK_BACK: Final = timedelta(days=7)

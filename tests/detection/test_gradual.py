@@ -47,7 +47,12 @@ def test_steps_are_rarely_called_gradual() -> None:
         Fall(rate=60, hours=0, drop=0.1, silent_nights=True),
         Fall(rate=60, hours=0, drop=0.1, silent_nights=True, rare=True),
     )
-    runs = [run for step in steps for number in range(RUNS) if (run := found(step, FIRST_SEED + number, until_over=True))]
+    runs = [
+        run
+        for step in steps
+        for number in range(RUNS)
+        if (run := found(step, FIRST_SEED + number, until_over=True))
+    ]
     # At one in twenty, more than 4 of 48 have a chance of one in eleven, and the seeds are fixed.
     assert sum(bool(run.told) for run in runs) <= 4
     assert sum(run.held for run in runs) >= 0.85 * len(runs)

@@ -185,7 +185,9 @@ def test_what_is_new_is_counted_up_to_the_limit(database: Database) -> None:
     capture(database, "german", [-1, 1, 2, 3])
     with database.session() as session:
         stream = the_stream(database)
-        seen = partial(examination_evidence.seen_since, session, stream, uuid4(), ["german"], Moment(2, AT, 9))
+        seen = partial(
+            examination_evidence.seen_since, session, stream, uuid4(), ["german"], Moment(2, AT, 9)
+        )
         assert seen(50) == (2, 3, 0)
         assert seen(2) == (2, 2, 0)
 
