@@ -94,6 +94,20 @@ def test_residuals(verification: dict[str, Kernel], suffix: str, runs: int) -> N
     assert kernel.count(loads, "LDG.E.128") == logits / LOADED[suffix]
 
 
+def test_bits_are_compared_as_unsigned_numbers(
+    statistics: dict[str, Kernel], cutoffs: dict[str, Kernel], verification: dict[str, Kernel]
+) -> None:
+    """Where a warp looks for its largest. Of an int, CUDA compares signed numbers."""
+    names = [
+        instruction.operation
+        for kernel in (*statistics.values(), *cutoffs.values(), *verification.values())
+        for instruction in kernel.instructions
+        if instruction.operation.startswith(("REDUX", "CREDUX"))
+    ]
+    assert names
+    assert not [name for name in names if "S32" in name]
+
+
 @pytest.mark.parametrize("suffix", LOADED)
 def test_cutoffs(cutoffs: dict[str, Kernel], suffix: str) -> None:
     """From one counted logit's weight to the next one's; no atomic addition that may have to try again."""

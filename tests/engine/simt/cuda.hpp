@@ -85,6 +85,17 @@ inline unsigned __reduce_min_sync(unsigned mask, unsigned value, const Site& sit
 inline unsigned __reduce_max_sync(unsigned mask, unsigned value, const Site& site = Site::current()) {
   return static_cast<unsigned>(simt::in_warp("__reduce_max_sync", simt::Op::maximum, mask, value, 0, site));
 }
+// Of signed numbers, as CUDA takes them for an argument that is an int.
+constexpr unsigned SIMT_SIGN = 1u << 31;
+inline int __reduce_add_sync(unsigned mask, int value, const Site& site = Site::current()) {
+  return static_cast<int>(__reduce_add_sync(mask, static_cast<unsigned>(value), site));
+}
+inline int __reduce_min_sync(unsigned mask, int value, const Site& site = Site::current()) {
+  return static_cast<int>(__reduce_min_sync(mask, static_cast<unsigned>(value) ^ SIMT_SIGN, site) ^ SIMT_SIGN);
+}
+inline int __reduce_max_sync(unsigned mask, int value, const Site& site = Site::current()) {
+  return static_cast<int>(__reduce_max_sync(mask, static_cast<unsigned>(value) ^ SIMT_SIGN, site) ^ SIMT_SIGN);
+}
 
 template <typename T> uint64_t simt_bits(T value) {
   static_assert(std::is_arithmetic_v<T> && sizeof(T) >= 4, "warps exchange 32 and 64 bits");

@@ -83,7 +83,7 @@ def test_structures_and_vectors(examples: Module) -> None:
 def test_votes_of_a_warp(examples: Module) -> None:
     lanes = np.arange(32)
     values = (lanes % 3 - 1).astype(np.int32)
-    out = np.zeros((32, 8), np.uint32)
+    out = np.zeros((32, 11), np.uint32)
     run(examples, "warp_votes", [values, out], block=(32,))
 
     def mask(chosen: Any) -> int:
@@ -97,6 +97,7 @@ def test_votes_of_a_warp(examples: Module) -> None:
     assert np.array_equal(out[:, 5].view(np.int32), values[lanes ^ 5])
     assert np.array_equal(out[:, 6].view(np.int32), values[np.where(lanes % 8 < 3, lanes, lanes - 3)])
     assert np.array_equal(out[:, 7], np.where(lanes < 16, 0, 16))
+    assert (out[:, 8:].view(np.int32) == [values.sum(), -1, 1]).all()
 
 
 # --- races: some seed shows them -------------------------------------------------------------------------

@@ -82,6 +82,7 @@ template <> struct Extremes<Fp32> {
 // instruction, where five exchanges would wait for one another.
 __device__ __forceinline__ float warp_max_or_nan(float value) {
     const int bits = static_cast<int>(__float_as_uint(value));
-    const u32 largest = __reduce_max_sync(FULL_WARP, bits ^ (bits >> 31 | 1 << 31));
+    const u32 ordered = bits ^ (bits >> 31 | 1 << 31);  // unsigned: of an int it would be the largest signed number
+    const u32 largest = __reduce_max_sync(FULL_WARP, ordered);
     return __uint_as_float(largest ^ (static_cast<int>(~largest) >> 31 | 1 << 31));
 }

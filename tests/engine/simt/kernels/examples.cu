@@ -78,7 +78,7 @@ extern "C" __global__ void parameters(
 extern "C" __global__ void warp_votes(const int* in, unsigned* out) {
   const unsigned all = 0xffffffffu, lane = threadIdx.x;
   const int value = in[lane];
-  unsigned* mine = out + lane * 8;
+  unsigned* mine = out + lane * 11;
   mine[0] = __ballot_sync(all, value > 0);
   mine[1] = __match_any_sync(all, value);
   mine[2] = __reduce_add_sync(all, static_cast<unsigned>(value));
@@ -88,6 +88,10 @@ extern "C" __global__ void warp_votes(const int* in, unsigned* out) {
   mine[6] = static_cast<unsigned>(__shfl_up_sync(all, value, 3, 8));
   // Half of the warp on its own; the others have another mask.
   mine[7] = lane < 16 ? __reduce_min_sync(0x0000ffffu, lane) : __reduce_min_sync(0xffff0000u, lane);
+  // An int is compared as a signed number.
+  mine[8] = static_cast<unsigned>(__reduce_add_sync(all, value));
+  mine[9] = static_cast<unsigned>(__reduce_min_sync(all, value));
+  mine[10] = static_cast<unsigned>(__reduce_max_sync(all, value));
 }
 
 extern "C" __global__ void many_barriers(float* out, int count) {
