@@ -41,10 +41,11 @@ def new_engine(tmp_path_factory: pytest.TempPathFactory) -> NewEngine:
     for by, shape in shapes.items():
         for name, noise in (("target", 0.0), ("draft", 0.03)):
             save(root / by / name, seed=3, noise=noise, **shape)
-    save_random_head(root / "kernels" / "head", load_target(root / "kernels" / "target"), range(257), (0, 1))
+    target = load_target(root / "kernels" / "target")
+    save_random_head(root / "kernels" / "head", target, range(257), (0, 1), head_dim=16)
 
     def make(by: str = "kernels", **changes: Any) -> Engine:
-        usual = None if changes.get("drafter") == "ngram" else "draft"
+        usual = {"ngram": None, "eagle3": "head"}.get(changes.get("drafter", ""), "draft")
         settings: dict[str, Any] = {"max_batch": 4, "prefill_chunk_tokens": 8, "draft": usual} | changes
         draft = settings.pop("draft")
         if draft is not None:
@@ -74,7 +75,13 @@ def no_graphs(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 @pytest.mark.parametrize(
     ("drafter", "by"),
-    [("draft_model", "kernels"), ("draft_model", "torch"), ("ngram", "kernels"), ("none", "kernels")],
+    [
+        ("draft_model", "kernels"),
+        ("draft_model", "torch"),
+        ("eagle3", "kernels"),
+        ("ngram", "kernels"),
+        ("none", "kernels"),
+    ],
 )
 def test_graphs_eager_steps_and_transformers_give_the_same(
     new_engine: NewEngine, no_graphs: Callable[[], None], drafter: str, by: str
@@ -148,7 +155,7 @@ def test_a_step_that_cannot_be_captured_spoils_no_other(
     assert set(eager) == {2}, "each other batch was captured, those behind the failed one too"
 
 
-@pytest.mark.parametrize("drafter", ["draft_model", "ngram", "none"])
+@pytest.mark.parametrize("drafter", ["draft_model", "eagle3", "ngram", "none"])
 def test_no_step_waits_for_the_device(new_engine: NewEngine, drafter: str) -> None:
     engine = new_engine(drafter=drafter, num_speculative_tokens=3, dtype="bfloat16")
     for row in range(4):

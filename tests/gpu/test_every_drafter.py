@@ -15,7 +15,7 @@ from driftguard_engine.kernels.backend import Backend
 from tests.engine.core.every_drafter import AHEAD, CASES, PROMPT, TREES, engine_of, save_letters
 from tests.engine.core.test_decoder import told
 from tests.engine.core.tiny import request, serve
-from tests.gpu.test_device_loop import DEVICE
+from tests.gpu.test_device_loop import DEVICE, failed_capture
 
 pytestmark = [
     pytest.mark.gpu,
@@ -57,6 +57,9 @@ def test_kernels_and_reference_give_the_same(
     chosen: dict[str, Any] = {"device": DEVICE, "verification": rule} | SMALL
     engine = engine_of(letters, name, **chosen)
     assert engine.backend == DEVICE
+    drafter = engine._drafts.drafter
+    if drafter is None or drafter.captured:
+        assert failed_capture(engine) is None
     found = {each: told(done) for each, done in serve(engine, *asked()).items()}
     plain = serve(engine_of(letters, "none", **chosen), *asked())
     for one in asked():

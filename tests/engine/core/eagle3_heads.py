@@ -29,7 +29,8 @@ def sizes_of(target: Any) -> TargetSizes:
     return TargetSizes(config.vocab_size, config.num_hidden_layers, config.hidden_size, embedding)
 
 
-def layer_like(target: Any, kind: type[LlamaConfig | Qwen3Config] = LlamaConfig) -> Any:
+def layer_like(target: Any, kind: type[LlamaConfig | Qwen3Config] = LlamaConfig, head_dim: int = 8) -> Any:
+    """Kernels compute the layer from a `head_dim` of 16 on."""
     config = target.config.get_text_config()
     heads = 4 if config.hidden_size % 4 == 0 else 3
     return kind(
@@ -39,13 +40,13 @@ def layer_like(target: Any, kind: type[LlamaConfig | Qwen3Config] = LlamaConfig)
         num_hidden_layers=1,
         num_attention_heads=heads,
         num_key_value_heads=2 if heads == 4 else 1,
-        head_dim=8,
+        head_dim=head_dim,
         max_position_embeddings=160,
     )
 
 
 def save_random_head(
-    directory: Path, target: Any, token_ids: Sequence[int], features: tuple[int, ...], **norms: bool
+    directory: Path, target: Any, token_ids: Sequence[int], features: tuple[int, ...], **norms: Any
 ) -> str:
     """As `random_head`."""
     head = random_head(target, len(token_ids), features, **norms)
@@ -53,11 +54,13 @@ def save_random_head(
     return str(directory)
 
 
-def random_head(target: Any, vocabulary: int, features: tuple[int, ...], **norms: bool) -> Eagle3Head:
+def random_head(
+    target: Any, vocabulary: int, features: tuple[int, ...], *, head_dim: int = 8, **norms: bool
+) -> Eagle3Head:
     """Far from uniform, and of no use. `embeds`, `unembeds`: with an embedding (without it: no), an output
     layer (yes) of its own; `qwen3`: a layer of Qwen3."""
     kind = Qwen3Config if norms.pop("qwen3", False) else LlamaConfig
-    layer = layer_like(target, kind)
+    layer = layer_like(target, kind, head_dim)
     ends = {"embeds": norms.pop("embeds", False), "unembeds": norms.pop("unembeds", True)}
     return disturbed(Eagle3Head(HeadConfig(layer, vocabulary, features, **norms), layer.hidden_size, **ends))
 

@@ -28,6 +28,7 @@ from tests.engine.simt.emulator import Module
 PRUNED = [each for each in range(257) if each % 4]
 HEADS: list[tuple[str, dict[str, Any]]] = [
     ("eagle3", {"norm_before_fc": True, "norm_output": True}),
+    ("eagle3", {"norm_before_fc": True, "norm_output": True, "head_dim": 16}),  # kernels compute its layer
     ("eagle3", {"fc_norm": True, "norm_before_residual": True, "embeds": True, "qwen3": True}),
     ("eagle", {}),
     ("mtp", {"layer": Qwen3Config}),
@@ -62,6 +63,7 @@ def test_each_draft_is_drawn_from_what_the_head_gives_for_the_whole_sequence(
     drafter = engine._drafts.drafter
     assert isinstance(drafter, ChainDrafter)
     assert drafter.captured
+    assert (drafter._model.kernels_obstacle is None) == ("head_dim" in settings)
     alike = [request(f"alike{index}", (9,) * 20, 6) for index in range(2)]
     done = serve(engine, *traffic()[:4], *traffic()[5::3], *alike, request("one", (5, 6), 1))
     assert {each.finish_reason for each in done.values()} == {"length"}
