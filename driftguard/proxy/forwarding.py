@@ -119,7 +119,7 @@ class Forwarder:
             course.share.give_back()
 
     async def _pass_on(self, request: web.BaseRequest, course: _Course, in_flight: int) -> web.StreamResponse:
-        if "Upgrade" in request.headers or request.method == "CONNECT":
+        if request.method == "CONNECT" or "websocket" in request.headers.get("Upgrade", "").lower():
             course.outcome = "refused"
             return self._problem(501, "this proxy does not support WebSocket and tunnels")
         if ambiguity := ambiguity_of(request):

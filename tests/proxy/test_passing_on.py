@@ -50,7 +50,9 @@ def test_headers_of_one_connection_do_not_pass_and_the_others_do() -> None:
 
     sent = {
         "Authorization": "Bearer user",
-        "Connection": "keep-alive, X-Hop",
+        "Connection": "X-Hop, Upgrade, HTTP2-Settings",
+        "Upgrade": "h2c",  # Java's client and curl --http2 offer it with each first request
+        "HTTP2-Settings": "AAMAAABkAAQAAP__",
         "X-Hop": "1",
         "TE": "trailers",
         "X-Forwarded-For": "10.0.0.1",
@@ -60,15 +62,16 @@ def test_headers_of_one_connection_do_not_pass_and_the_others_do() -> None:
 
     async def scenario() -> None:
         async with proxied(engine) as setup:
-            async with setup.client.get(setup.proxy + "/x", headers=sent) as answer:
+            async with setup.client.post(setup.proxy + "/x", headers=sent, data=b"body") as answer:
                 assert "X-Private" not in answer.headers
                 assert (answer.headers["X-Public"], answer.headers["Server"]) == ("ü", "engine")
             (seen,) = setup.seen
+            assert seen.body == b"body"
             assert seen.headers["Authorization"] == "Bearer user"
             assert seen.headers["X-Text"] == "grüße"
             assert seen.headers["X-Forwarded-For"] == "10.0.0.1, 127.0.0.1"
             assert seen.headers["Via"] == "1.1 driftguard"
-            assert not {"X-Hop", "TE"} & set(seen.headers)
+            assert not {"X-Hop", "TE", "Upgrade", "HTTP2-Settings"} & set(seen.headers)
             assert seen.headers["Host"] == setup.engine.removeprefix("http://")
 
     asyncio.run(scenario())
