@@ -12,7 +12,7 @@ import msgspec
 
 from driftguard.adapters.answers import triton
 from driftguard.adapters.answers.engines import ASKED_FIELDS, Engine
-from driftguard.proxy.json_members import NotAnObject, with_member
+from driftguard.proxy.json_members import NotAnObject, values_in, with_member
 
 Kind = Literal["openai", "native", "triton"]
 Fields = Mapping[str, msgspec.Raw]
@@ -27,12 +27,11 @@ _NATIVE: Final = (
 _TRITON: Final = re.compile(r"/v2/models/.+/generate(_stream)?$")
 _MII: Final = re.compile(r"/mii/[^/]+$")
 _GIVES_USAGE_LAST: Final = ("vllm", "sglang")  # with their speculative counts in it, or beside it
-_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 class Unreadable(ValueError):
-    """The body is not one JSON object."""
+    """The body is not one JSON object, or has too many members."""
 
 
 class Excess(msgspec.Struct, frozen=True):
@@ -99,7 +98,7 @@ def kind_of(method: str, path: str) -> Kind | None:
 def ask(kind: Kind, engine: Engine, body: bytes, *, usage_always: bool) -> Asked:
     """Adds the fields that make this engine return its counts. Raises Unreadable."""
     with _unreadable():
-        fields = _decode_fields(body)
+        fields = values_in(body)
         if kind == "openai":
             changed, excess = _ask_openai(engine, fields, body, usage_always=usage_always)
         elif kind == "triton":
@@ -114,7 +113,7 @@ def _ask_openai(engine: Engine, fields: Fields, body: bytes, *, usage_always: bo
     if engine in _GIVES_USAGE_LAST and not usage_always and _is(fields, "stream", b"true"):
         raw = fields.get("stream_options")
         options = b"{}" if raw is None or bytes(raw) == b"null" else bytes(raw)
-        stated = _decode_fields(options)
+        stated = values_in(options)
         # A client that wants usage in every event: engines differ in this, so nothing is changed.
         wants_usage = not _is(stated, "include_usage", b"true") and not _is(
             stated, "continuous_usage_stats", b"true"

@@ -76,7 +76,9 @@ WHY: Final[Mapping[UnrecordedReason, Why]] = {
         "they or their answers were compressed",
         "Let clients send requests as they are, and the server answers",
     ),
-    "malformed_request": Why("the requests cannot be read", "Look at what these clients send"),
+    "malformed_request": Why(
+        "the requests cannot be read, or have more than 1,000 members", "Look at what these clients send"
+    ),
     "malformed_answer": Why("their answers cannot be read", "Look at what the server answers"),
     "contradiction": Why("their numbers contradict each other, or --method none", _LOOK),
     "bad_label": Why("they name a segment or session that no record can hold", _LOOK),

@@ -107,6 +107,7 @@ def test_what_is_only_unusual_passes_as_it_is(path: str) -> None:
 
 
 DEEP = "[" * 90_000 + "]" * 90_000
+WIDE = ", ".join(f'"{number}": 0' for number in range(1_001))
 
 
 @pytest.mark.parametrize(
@@ -117,6 +118,8 @@ DEEP = "[" * 90_000 + "]" * 90_000
         f'{{"model": "m", "temperature": {DEEP}}}',
         f'{{"model": "m", "user": {DEEP}}}',
         f'{{"model": "m", "stream": true, "stream_options": {DEEP}}}',
+        f'{{"model": "m", "stream": true, {WIDE}}}',
+        f'{{"model": "m", "stream": true, "stream_options": {{{WIDE}}}}}',
         '{"model": "m", "n": 1e999}',
         '{"model": "m", "temperature": 1e999}',
         '{"model": "m", "user": 1e999}',
