@@ -18,7 +18,8 @@ LATEST_SECONDS: Final = 0.05
 
 
 class Backlog(Generic[Item]):
-    """Hands each item to `settle`, in order: when there are enough, or after LATEST_SECONDS."""
+    """Hands each item to `settle`, which must not raise, in order: when there are enough, or after
+    LATEST_SECONDS."""
 
     def __init__(self, settle: Callable[[Item], None]) -> None:
         self._settle = settle

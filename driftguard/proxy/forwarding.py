@@ -11,6 +11,7 @@ from typing import Final
 
 import aiohttp
 import msgspec
+import structlog
 from aiohttp import web
 from multidict import istr
 from yarl import URL
@@ -30,6 +31,8 @@ from driftguard.proxy.room import Room, Share
 from driftguard.proxy.upstream import Upstream
 from driftguard.records import AcceptanceRecord, UnrecordedReason
 from driftguard.settings import ProxySettings
+
+_log = structlog.get_logger(__name__)
 
 _CONTENT_LENGTH: Final = istr("Content-Length")
 _ACCEPT_ENCODING: Final = istr("Accept-Encoding")
@@ -183,6 +186,10 @@ class Forwarder:
             self._put(self._recorder.record(finished.passage, finished.answer, finished.ended))
         except NotRecorded as refusal:
             self._refused("answered", refusal, answered=True)
+        except Exception as error:  # noqa: BLE001 (other requests' records must not be lost with this one)
+            # Its message may hold content of the answer.
+            _log.error("an answer could not be recorded", error=type(error).__name__)
+            self._refused("answered", NotRecorded("malformed_answer"), answered=True)
         else:
             self._metrics.count("answered", None)
 

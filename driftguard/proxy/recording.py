@@ -176,11 +176,15 @@ def _text(value: object) -> str | None:
 
 
 def _temperature(asked: Asked) -> float | None:
+    """Raises Unreadable."""
     sampling = asked.field("sampling_params")  # SGLang /generate
     inner = sampling.get("temperature") if isinstance(sampling, dict) else None
     for value in (asked.field("temperature"), inner, asked.field("sampling_param_temperature")):
         if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
-            return float(value)
+            try:
+                return float(value)
+            except OverflowError:
+                raise Unreadable("the temperature is larger than any float") from None
     return None
 
 

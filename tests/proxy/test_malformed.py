@@ -108,6 +108,7 @@ def test_what_is_only_unusual_passes_as_it_is(path: str) -> None:
 
 DEEP = "[" * 90_000 + "]" * 90_000
 WIDE = ", ".join(f'"{number}": 0' for number in range(1_001))
+HUGE = "1" + "0" * 400
 
 
 @pytest.mark.parametrize(
@@ -120,6 +121,8 @@ WIDE = ", ".join(f'"{number}": 0' for number in range(1_001))
         f'{{"model": "m", "stream": true, "stream_options": {DEEP}}}',
         f'{{"model": "m", "stream": true, {WIDE}}}',
         f'{{"model": "m", "stream": true, "stream_options": {{{WIDE}}}}}',
+        f'{{"model": "m", "temperature": {HUGE}}}',
+        f'{{"model": "m", "sampling_param_temperature": {HUGE}}}',
         '{"model": "m", "n": 1e999}',
         '{"model": "m", "temperature": 1e999}',
         '{"model": "m", "user": 1e999}',

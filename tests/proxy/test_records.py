@@ -117,6 +117,9 @@ def test_requests_that_are_not_recorded_say_why() -> None:
                 request,
                 speculation={"num_spec_steps": 1, "num_draft_tokens": 1, "num_accepted_draft_tokens": 9},
             )
+        if request.get("text_input") == "late":
+            late = {"arrival_time_ns": 0, "first_token_time_ns": 10**400}  # no float can hold it
+            return COMPACT.json({"total_draft_tokens": 0, "total_accepted_draft_tokens": 0, **late})
         if "text_input" in request:
             return triton(request)
         return vllm(request)
@@ -136,6 +139,7 @@ def test_requests_that_are_not_recorded_say_why() -> None:
             assert await _told(setup, CHAT | {"padding": "x" * 3_000}) == "too_large"
             assert await _told(setup, CHAT, **{"X-DriftGuard-Segment": "x" * 300}) == "bad_label"
             assert await _told(setup, {"text_input": ""}, "/v2/models/m/generate") == "setting_needed"
+            assert await _told(setup, {"text_input": "late"}, "/v2/models/m/generate") == "malformed_answer"
             assert len(await setup.sidecar.wait_for(1)) == 1
 
     asyncio.run(scenario())
