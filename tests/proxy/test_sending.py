@@ -7,7 +7,7 @@ from collections import Counter
 
 import aiohttp
 import pytest
-from aiohttp import web
+from aiohttp import web, web_protocol
 
 from driftguard.client import protocol
 from tests.conftest import PATIENCE_SECONDS
@@ -124,6 +124,35 @@ def test_at_the_end_requests_finish_and_their_records_are_sent() -> None:
             await running
             await stopping
             assert len(setup.sidecar.records) == 1
+
+    asyncio.run(scenario())
+
+
+def test_requests_that_do_not_end_get_the_grace_of_the_settings_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waited: list[float] = []
+
+    def at_once(seconds: float) -> asyncio.Timeout:
+        waited.append(seconds)
+        return asyncio.timeout(0)
+
+    async def scenario() -> None:
+        asked = asyncio.Event()
+
+        async def endless(request: web.BaseRequest) -> web.StreamResponse:
+            asked.set()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        async with proxied(endless, shutdown_grace_seconds=30) as setup:
+            asking = asyncio.create_task(_ask(setup, 1))
+            await asked.wait()
+            monkeypatch.setattr(web_protocol, "ceil_timeout", at_once)
+            await setup.stop()
+            assert sum(waited) == 30
+            with pytest.raises(aiohttp.ClientError):
+                await asking
 
     asyncio.run(scenario())
 
