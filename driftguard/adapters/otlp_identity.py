@@ -35,6 +35,9 @@ def identity(attributes: Mapping[str, Any]) -> Identity:
         if name.startswith(PREFIX) and name not in _KNOWN:
             raise BadResource(f"{name}: unknown attribute of a resource")
     found = {field: _first(attributes, names) for field, names in SOURCES.items()}
+    for field, value in found.items():
+        if "\x00" in str(value):
+            raise BadResource(f"{field}: the resource's attribute has a NUL character")
     if not found["server"]:
         raise BadResource("the resource names no server; set driftguard.server or service.instance.id")
     return Identity(

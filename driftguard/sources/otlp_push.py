@@ -199,7 +199,7 @@ def _state(source: PushedSource, outcome: Outcome) -> sources.SourceState:
         url=sources.PUSHED,
         fidelity=source.adapter.fidelity,
         condition=outcome.condition,
-        detail=outcome.detail,
+        detail=outcome.detail.replace("\x00", ""),  # which a metric's name may have, and no database stores
         since=source.heard_at,
         scraped_at=source.heard_at,
         answered_at=None if outcome.condition in DOWN else source.heard_at,

@@ -262,6 +262,21 @@ def test_points_that_are_wrong_are_rejected_by_name(
         assert words in why
 
 
+def test_a_nul_costs_no_other_server_of_the_export_its_state(client: httpx.Client) -> None:
+    """Postgres stores none."""
+    text, at = "vllm:spec_decode_num_drafts_total 7\n", time.time_ns()
+    request = exported(text, at, service__name="beside-a-nul")
+    for name, metric in (("nul\0", "vllm:spec_decode_num_drafts_total"), ("nul-inside", "driftguard.\0")):
+        odd = exported(text, at, service__name=name)
+        odd.resource_metrics[0].scope_metrics[0].metrics[0].name = metric
+        request.resource_metrics.extend(odd.resource_metrics)
+    rejected, why = send(client, request)
+    assert rejected == 2
+    assert "a NUL" in why
+    assert source(client, "beside-a-nul")["condition"] == "not_speculating"
+    assert source(client, "nul-inside")["detail"] == "driftguard.: unknown metric"
+
+
 def test_metrics_of_others_are_ignored_and_counted(client: httpx.Client) -> None:
     request = exported("http_requests_total 7\n", time.time_ns(), service__name="web")
     before = ignored(client)
