@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import httpx
 import msgspec
@@ -88,7 +89,7 @@ class EngineAdmin:
 
     def activate(self, version: str) -> EngineDraft:
         """Puts a loaded draft into service; doing it again changes nothing."""
-        return _decode(self._call("POST", f"/admin/drafts/{version}/activate"), EngineDraft)
+        return _decode(self._call("POST", f"/admin/drafts/{quote(version, safe='')}/activate"), EngineDraft)
 
     def _call(
         self,

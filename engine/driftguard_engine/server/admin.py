@@ -55,7 +55,7 @@ def load_draft(body: DraftBody, service: TheService) -> dict[str, Any]:
     return asdict(service.engine.load_draft(body.directory, body.version))
 
 
-@router.post("/drafts/{version}/activate")
+@router.post("/drafts/{version:path}/activate")  # a version may have slashes
 def activate(version: str, service: TheService) -> dict[str, Any]:
     """New requests use this draft; each running request keeps the one it began with."""
     return asdict(service.engine.swap_draft(version))

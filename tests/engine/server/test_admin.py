@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from http import HTTPStatus
 
 import httpx
@@ -12,6 +13,7 @@ from driftguard_engine.core import DraftInfo, InvalidModel, UnknownDraft
 from driftguard_engine.server.app import ServeOptions
 from driftguard_engine.server.auth import InvalidKeyHash, KeyMissing, choose_key_hash, hash_of
 
+from driftguard.retraining.engines.engine_admin import EngineAdmin
 from tests.engine.server.fake_engine import FakeEngine
 from tests.engine.server.serving import served
 
@@ -81,6 +83,14 @@ def test_refusals_are_problem_documents(
     assert body.status_code == 422
     assert body.json()["field"] == "enabled"
     assert client.get("/admin/nothing").headers["content-type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize("version", ["release/2", "a?b", "a#b", "a%2Fb", "v 3"])
+def test_a_draft_is_put_into_service_whatever_its_version_is_called(
+    client: httpx.Client, fake: FakeEngine, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    monkeypatch.setattr(fake, "swap_draft", lambda name: replace(fake.draft, version=name))
+    assert EngineAdmin(str(client.base_url), None).activate(version).version == version
 
 
 @pytest.fixture
