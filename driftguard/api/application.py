@@ -14,7 +14,6 @@ from driftguard.api import (
     acceptance_series,
     alert_rules,
     captures,
-    dashboards,
     drafts,
     health,
     held_streams,
@@ -28,7 +27,7 @@ from driftguard.api import (
 )
 from driftguard.api.openapi import install_openapi
 from driftguard.api.otlp import routes as otlp
-from driftguard.api.pages import reference, runbooks
+from driftguard.api.pages import dashboards, reference, runbooks
 from driftguard.api.pages import routes as pages
 from driftguard.api.pages.errors import install_page_handlers
 from driftguard.api.problems import install_problem_handlers

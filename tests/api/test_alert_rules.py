@@ -12,8 +12,9 @@ from fastapi.testclient import TestClient
 
 from driftguard.alerting.rules.generate import rules_file
 from driftguard.alerting.rules.parameters import RuleParameters
-from driftguard.api import alert_rules, dashboards
+from driftguard.api import alert_rules
 from driftguard.api.context import Context, get_context
+from driftguard.api.pages import dashboards
 from driftguard.api.problems import install_problem_handlers
 from driftguard.settings import Settings
 from tests.alerts.committed import needs_promtool, promtool

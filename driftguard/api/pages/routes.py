@@ -19,14 +19,14 @@ import structlog
 from fastapi import APIRouter, Depends, Header, Query, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse, HTMLResponse
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 from sqlalchemy.orm import Session
 
 from driftguard.api.auth import is_loopback
 from driftguard.api.context import Context, get_context
 from driftguard.api.cursors import encode_cursor
 from driftguard.api.drafts import DraftModel
-from driftguard.api.filters import StreamId
+from driftguard.api.filters import StreamId, without_nul
 from driftguard.api.incident_models import IncidentModel
 from driftguard.api.incidents import detail
 from driftguard.api.pages.errors import PageRoute
@@ -78,7 +78,7 @@ log = structlog.get_logger(__name__)
 class FleetQuery(BaseModel):
     """The fields of the search form; browsers send empty fields too."""
 
-    q: str = Field("", max_length=256)
+    q: Annotated[str, AfterValidator(without_nul)] = Field("", max_length=256)
     verdict: Literal[StreamVerdict, ""] = ""
     sort: Order = "verdict"
     group: Literal["", "target", "server", "cluster"] = ""

@@ -24,6 +24,8 @@ BROWSER = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
         ("/streams/x", 422, "stream_id: "),
         ("/incidents/7c9e6679-7425-40de-944b-e07fc1f90ae7", 404, "there is no incident 7c9e6679"),
         ("/?sort=x", 422, "sort: "),
+        ("/?q=%00", 422, "q: "),
+        ("/dashboards/fleet", 404, "alerting.grafana_url is not set"),
         ("/nothing/here", 404, "/nothing/here: not found"),
         ("/runbooks/Nothing", 404, "there is no runbook"),
     ],

@@ -9,9 +9,10 @@ from fastapi.responses import RedirectResponse
 
 from driftguard.alerting.places import DASHBOARD
 from driftguard.api.context import Context, get_context
+from driftguard.api.pages.errors import PageRoute
 from driftguard.errors import NotFound
 
-router = APIRouter(include_in_schema=False)
+router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
 
 @router.get("/dashboards/{name}")
