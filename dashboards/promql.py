@@ -2,7 +2,8 @@
 
 Every selector asks for the job and instance chosen on the dashboard. Several sidecars may share a database:
 their counters add up, because only one folds a record, while their gauges say the same, so gauges are
-maximised and never added.
+maximised and never added. One that has lost the database goes on to show its last gauges: those are left out
+while another one's are newer.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Final
 
 INTERVAL: Final = "$__rate_interval"
 SHOWN: Final = 20
+BEHIND_SECONDS: Final = 120  # more than a slow scrape and a slow round explain
+CLUSTER: Final = "cluster, namespace"  # where Prometheus has such labels, sidecars of one share a database
 
 
 def is_(label: str, value: str) -> str:
@@ -46,7 +49,9 @@ def increase(name: str, over: str, *matchers: str) -> str:
 
 
 def gauge(name: str, *matchers: str, by: Sequence[str] = ()) -> str:
-    return f"{_over('max', by)}({series(name, *matchers)})"
+    """By instance, those of every instance."""
+    found = series(name, *matchers)
+    return f"{_over('max', by)}({found if 'instance' in by else _newest(found)})"
 
 
 def ratio(over: str, under: str, *matchers: str, by: Sequence[str] = ()) -> str:
@@ -67,7 +72,8 @@ def ranked(name: str, label: str, values: Sequence[str], *matchers: str, by: Seq
     """For a gauge that is 1 for one value of `label`: the place of that value in `values`, from 1."""
     selectors = [series(name, *matchers, is_(label, value)) for value in values]
     places = [f"{place} * ({selector} == 1)" for place, selector in enumerate(selectors, start=1)]
-    return f"{_over('min', by)}({' or '.join(places)})"
+    found = " or ".join(places)
+    return f"{_over('min', by)}({_newest(f'({found})')})"
 
 
 def largest(expression: str, *, of: str | None = None, by: Sequence[str] = ()) -> str:
@@ -75,6 +81,14 @@ def largest(expression: str, *, of: str | None = None, by: Sequence[str] = ()) -
     `of`: another expression that decides, by whose labels `by` they are matched."""
     matched = f" on ({', '.join(by)})" if by else ""
     return f"{expression} and{matched} topk({SHOWN}, last_over_time(({of or expression})[1m:30s] @ end()))"
+
+
+def _newest(gauges: str) -> str:
+    """Without those of a sidecar whose gauges are older than another's."""
+    refreshed = series("driftguard_gauges_last_refresh_timestamp_seconds")
+    newest = f"max by ({CLUSTER}) ({refreshed})"
+    behind = f"{newest} - on ({CLUSTER}) group_right () {refreshed} > {BEHIND_SECONDS}"
+    return f"{gauges} unless on ({CLUSTER}, job, instance) ({behind})"
 
 
 def _over(operation: str, by: Sequence[str]) -> str:

@@ -45,7 +45,7 @@ def fleet(
         database = Database.open(url)
         try:
             mended, engine = MendedSidecar(database), ServingEngine()
-            with exposed(mended.metrics.exposition) as mended_url, exposed(engine.metrics.text) as engine_url:
+            with exposed(mended.exposition) as mended_url, exposed(engine.metrics.text) as engine_url:
                 urls = [str(drifted_sidecar.base_url), mended_url, engine_url]
                 directory = tmp_path_factory.mktemp("prometheus-of-dashboards")
                 with running_prometheus(directory, urls) as prometheus:

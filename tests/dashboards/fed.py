@@ -82,6 +82,11 @@ class MendedSidecar:
         self._measured()
         self._not_recorded()
 
+    def exposition(self) -> bytes:
+        """With gauges that count as new, as those of a sidecar that goes on by itself."""
+        self.metrics.loops.gauges_last_refresh.set_to_current_time()
+        return self.metrics.exposition()
+
     def go_on(self) -> None:
         """One more run ends, and everything else goes on."""
         self._add_run("nothing_to_do")

@@ -7,7 +7,9 @@ with << and >> around values, because {{ and }} belong to Prometheus' own templa
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from textwrap import indent
 from typing import Final
@@ -58,6 +60,8 @@ def rules_file(parameters: RuleParameters) -> str:
             "clusters": " and ".join(clusters),
             "cluster": "".join(f"{label}, " for label in clusters),  # first of `by` and `on`
             "by_cluster": f" by ({', '.join(clusters)}) ",
+            "on_cluster": ", ".join(clusters),
+            "gauge": partial(_gauge, clusters),
             "cluster_matcher": "".join(f"{label}=%q," for label in clusters),  # first of printf's selector
             "cluster_value": "".join(f"$labels.{label} " for label in clusters),  # first of printf's values
             "days": _days,
@@ -69,6 +73,12 @@ def kubernetes_manifest(parameters: RuleParameters) -> str:
     """The same rules as a PrometheusRule (YAML)."""
     _, groups, body = rules_file(parameters).partition("groups:\n")
     return _KUBERNETES_HEADER + indent(groups + body, "  ")
+
+
+def _gauge(clusters: Sequence[str], by: str, selector: str) -> str:
+    """The largest by these labels, of the sidecars whose gauges are not behind."""
+    behind = f"on ({', '.join(clusters)}, instance, job) instance:driftguard_gauges_behind:seconds"
+    return f"max by ({', '.join(clusters)}, {by}) ({selector} unless {behind})"
 
 
 def _days(number: int) -> str:

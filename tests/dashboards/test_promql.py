@@ -1,0 +1,64 @@
+"""What queries of the committed dashboards answer, by promtool, where a sidecar is lost or replaced."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.alerts.committed import needs_promtool, promtool
+from tests.dashboards.committed import every_panel, panel_queries
+
+pytestmark = needs_promtool
+
+STREAM = 'server="chat",target="llama",draft_version="v1",method="eagle3"'
+FILLED = {"__rate_interval": "2m", "__range": "60m"}  # every other variable: all there is
+
+
+def query(dashboard: str, panel: str) -> str:
+    """The first of a panel, with its variables filled in."""
+    (found,) = [
+        panel_queries(uid, each)[0]
+        for uid, each in every_panel()
+        if (uid, each["title"]) == (dashboard, panel)
+    ]
+    return re.sub(r"\$(\w+)", lambda match: FILLED.get(match[1], ".+"), found.expression)
+
+
+def series(name: str, instance: str, labels: str, values: str) -> dict[str, str]:
+    """Minute by minute."""
+    return {"series": f'{name}{{job="driftguard",instance="{instance}",{labels}}}', "values": values}
+
+
+def check(directory: Path, found: list[dict[str, str]], expression: str, at: str, expected: str) -> None:
+    """`expected`: value and labels of the only sample."""
+    value, _, labels = expected.partition(" ")
+    samples = [{"labels": labels, "value": float(value)}]
+    case = {"expr": expression, "eval_time": at, "exp_samples": samples}
+    test = {"interval": "1m", "input_series": found, "promql_expr_test": [case]}
+    file = directory / "test.yaml"
+    file.write_text(yaml.safe_dump({"tests": [test]}), encoding="utf-8")
+    promtool("test", "rules", file)
+
+
+@pytest.mark.parametrize(
+    ("panel", "expected"),
+    [("Streams in service", "2 {}"), ("Degraded streams", "0 {}"), ("Servers that fail", "1 {}")],
+)
+def test_what_a_sidecar_without_its_database_showed_last_is_left_out_beside_one_that_has_it(
+    tmp_path: Path, panel: str, expected: str
+) -> None:
+    refreshed, source = "driftguard_gauges_last_refresh_timestamp_seconds", 'source="vllm-1",kind="vllm"'
+    found = [
+        series(refreshed, "a", "", "0+60x10 600x20"),
+        series(refreshed, "b", "", "0+60x30"),
+        series("driftguard_streams", "a", 'verdict="degraded"', "1x30"),
+        series("driftguard_streams", "b", 'verdict="degraded"', "1x10 0x20"),
+        series("driftguard_streams", "a", 'verdict="steady"', "1x30"),
+        series("driftguard_streams", "b", 'verdict="steady"', "1x10 2x20"),
+        series("driftguard_source_condition", "a", f'{source},condition="unreadable"', "1x30"),
+        series("driftguard_source_condition", "b", f'{source},condition="unreachable"', "_x11 1x19"),
+    ]
+    check(tmp_path, found, query("driftguard-fleet", panel), "20m", expected)
