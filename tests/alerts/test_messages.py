@@ -246,6 +246,11 @@ def test_alerts_of_one_group_are_all_told_each_with_its_pages_once(fakes: Fakes)
     assert "segment code" in fakes.bodies("slack", "two")[-1]["attachments"][0]["text"]
 
 
+def test_a_second_sidecar_that_dies_pages_again(fakes: Fakes) -> None:
+    fakes.send("seven", [drift(instance="a:8200"), drift(instance="b:8200")], 2)
+    assert len({page["dedup_key"] for page in fakes.bodies("pagerduty", "seven")}) == 2
+
+
 def test_a_name_mentions_nobody_in_slack_and_is_no_html(fakes: Fakes) -> None:
     fakes.send("three", [drift(segment="<!channel> & <b>")], 1)
     message = fakes.bodies("slack", "three")[0]["attachments"][0]
