@@ -13,7 +13,7 @@ from tests.deploy.committed import DEPLOY
 
 pytestmark = pytest.mark.skipif(shutil.which("amtool") is None, reason="amtool is not installed")
 
-RECEIVERS = {"critical": "pagerduty", "warning": "slack", "info": "mail"}
+RECEIVERS = {"critical": "pagerduty,slack", "warning": "slack", "info": "mail"}
 
 
 def amtool(*arguments: str) -> str:
