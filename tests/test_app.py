@@ -60,3 +60,5 @@ def test_workers_that_wait_for_the_database_say_so_in_one_line(
     (line,) = logs
     assert (line["event"], line["error"]) == ("the job workers wait for the database", "nobody answers")
     assert "exc_info" not in line
+    failures = sidecar.metrics.registry.get_sample_value("driftguard_loop_failures_total", {"loop": "jobs"})
+    assert failures == 0

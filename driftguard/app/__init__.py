@@ -17,6 +17,7 @@ import procrastinate
 import structlog
 import uvicorn
 from fastapi import FastAPI
+from procrastinate.exceptions import ConnectorException
 
 from driftguard.alerting import destination
 from driftguard.alerting.alertmanager import Alertmanager
@@ -53,7 +54,7 @@ from driftguard.sources.source import sources_of
 from driftguard.status.fold_watch import FoldWatch
 from driftguard.status.usual_silence import UsualSilences
 from driftguard.store import job_queue, keys, retention
-from driftguard.store.database import Database, DatabaseTimeout
+from driftguard.store.database import Database, DatabaseTimeout, is_database_failure
 from driftguard.store.open_database import open_database
 from driftguard_http import ConnectionLimits, bounded_protocol, serving
 from driftguard_http.allocation import give_back_what_is_freed
@@ -200,12 +201,13 @@ class Sidecar:
         while not self._stopping.is_set():
             try:
                 await self._run_workers()
-            except procrastinate.exceptions.ConnectorException as error:
-                self.metrics.loops.failures.labels("jobs").inc()
-                log.warning("the job workers wait for the database", error=str(error.__cause__ or error))
-            except Exception:
-                self.metrics.loops.failures.labels("jobs").inc()
-                log.exception("the job workers failed and start again", seconds=WORKER_PAUSE_SECONDS)
+            except Exception as error:
+                cause = error.__cause__ if isinstance(error, ConnectorException) else error
+                if isinstance(cause, Exception) and is_database_failure(cause):
+                    log.warning("the job workers wait for the database", error=str(cause))
+                else:
+                    self.metrics.loops.failures.labels("jobs").inc()
+                    log.exception("the job workers failed and start again", seconds=WORKER_PAUSE_SECONDS)
             await asyncio.sleep(WORKER_PAUSE_SECONDS)
 
     async def _run_workers(self) -> None:

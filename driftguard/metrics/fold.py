@@ -11,7 +11,8 @@ class FoldMetrics:
             "driftguard_fold_lag_records", "Stored records not yet folded; NaN while that is not known."
         )
         self.failures = series.counter(
-            "driftguard_fold_failures", "Batches whose fold failed and was rolled back."
+            "driftguard_fold_failures",
+            "Batches whose fold failed and was rolled back, without those caused by an unavailable database.",
         )
         self.stream_failures = series.counter(
             "driftguard_stream_failures",

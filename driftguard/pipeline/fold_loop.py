@@ -131,7 +131,11 @@ class Pipeline:
             log.info("another sidecar will have to take the fold over", error=str(error))
 
     def _report(self, error: Exception) -> None:
-        self._metrics.fold.failures.inc()
+        # Not an outage, which driftguard_database_up tells: its failures would be alerted on after it.
+        if not isinstance(error, DatabaseUnavailable) or (
+            isinstance(error, DatabaseTimeout) and error.reason != "silence"
+        ):
+            self._metrics.fold.failures.inc()
         if isinstance(error, DatabaseTimeout):
             self._take_less()
         if isinstance(error, DatabaseUnavailable):

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from structlog.testing import capture_logs
 
 from driftguard.detection import DetectorConfig, Finding
+from driftguard.errors import DatabaseUnavailable
 from driftguard.incident_lifecycle import State
 from driftguard.incidents.examination import Examiner
 from driftguard.incidents.message import summary
@@ -21,7 +22,7 @@ from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.pipeline.look_around import LookAround
 from driftguard.records.documents.incident import names_of
 from driftguard.store import folding, incidents
-from driftguard.store.database import Database
+from driftguard.store.database import FOLD, Database, DatabaseTimeout
 from driftguard.store.folding import StoredRecord, read_after
 from driftguard.store.tables import DetectorState, Incident, Notification, Stream
 from tests.alerting.http_receiver import wait_until
@@ -146,6 +147,23 @@ def test_a_batch_that_the_database_takes_too_long_for_is_followed_by_smaller_one
 def lag(database: Database) -> int:
     with database.session() as session:
         return folding.unfolded(session)
+
+
+@pytest.mark.parametrize(
+    ("error", "counted"),
+    [
+        (DatabaseUnavailable("connection refused"), 0),
+        (DatabaseTimeout("no answer", FOLD, "silence"), 0),
+        (DatabaseTimeout("a statement was cancelled", FOLD, "statement"), 1),
+        (RuntimeError("a batch that cannot be folded"), 1),
+    ],
+)
+def test_only_what_fails_although_the_database_answers_is_a_failure_of_the_fold(
+    database: Database, error: Exception, counted: int
+) -> None:
+    metrics = Metrics()
+    Pipeline(database, CONFIG, metrics)._report(error)
+    assert metrics.registry.get_sample_value("driftguard_fold_failures_total") == counted
 
 
 def test_canary_probes_are_not_folded(database: Database) -> None:
