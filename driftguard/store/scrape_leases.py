@@ -1,7 +1,7 @@
 """Who scrapes a server: a session-level advisory lock per server, and who took it last.
 
-A lock is gone at the moment its process or its connection dies, so a connection pooler between this process
-and the database must pool sessions, not transactions.
+A lock is gone at the moment its process or its connection dies, and soon after its process is frozen, so a
+connection pooler between this process and the database must pool sessions, not transactions.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from typing import Final
 from uuid import UUID
 
 from sqlalchemy import Connection, Text, bindparam, delete, select, text
@@ -19,6 +20,8 @@ from driftguard.errors import DatabaseUnavailable
 from driftguard.store.database import CHECK, Database
 from driftguard.store.sources import FORGOTTEN_AFTER
 from driftguard.store.tables import ScrapeLease, Source
+
+FROZEN_AFTER: Final = "30s"  # without a statement: who holds locks looks after them every few seconds
 
 _SERVERS = bindparam("servers", type_=ARRAY(Text))
 _TRY_LOCK = text(
@@ -35,6 +38,7 @@ _COUNT_HELD = text(
           = hashtextextended('driftguard scraping ' || server, 0)
     """
 ).bindparams(_SERVERS)
+_END_WHEN_FROZEN = text("SELECT set_config('idle_session_timeout', :after, false)")
 _UNLOCK_ALL = text("SELECT pg_advisory_unlock_all()")
 
 
@@ -49,6 +53,7 @@ class LeaseLocks:
             self._connection = database.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
             database.limit(self._connection, CHECK)
             self._connection.detach()  # closing it ends the session, and every lock with it
+            self._connection.execute(_END_WHEN_FROZEN, {"after": FROZEN_AFTER})
 
     def check(self) -> None:
         """Returns while every lock is held."""

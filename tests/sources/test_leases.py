@@ -14,8 +14,10 @@ from sqlalchemy import text
 from driftguard.errors import DatabaseUnavailable
 from driftguard.records import AcceptanceRecord
 from driftguard.sources.leases import ScrapeLeases
+from driftguard.store import scrape_leases
 from driftguard.store.database import Database
 from driftguard.store.records import BatchResult
+from tests.alerting.http_receiver import wait_until
 from tests.store.samples import make_records
 
 
@@ -114,6 +116,27 @@ def test_what_was_scraped_before_the_lock_was_lost_is_not_stored(first: Loop, se
     again = first.turns.of("chat")
     assert again is not None
     assert again.id != turn.id  # so the next window begins with a new reading
+    assert first.stored == []
+
+
+def test_a_sidecar_that_is_frozen_holds_its_servers_no_longer_than_it_may(
+    first: Loop, second: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scrape_leases, "FROZEN_AFTER", "1s")
+    first.look()  # and never again
+    monkeypatch.undo()
+    turn = first.turns.of("chat")
+    assert turn is not None
+    waiting = turn.submit(make_records(3, seed=1))
+
+    def taken_over() -> bool:
+        second.look()
+        return second.turns.of("chat") is not None
+
+    wait_until(taken_over, "the second to scrape")
+    first.turns.flush()
+    with pytest.raises(DatabaseUnavailable):
+        waiting.result(10)
     assert first.stored == []
 
 
