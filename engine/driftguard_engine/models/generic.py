@@ -9,8 +9,8 @@ Recurrent layers go on from states of `SlotStates`, and read accepted tokens aga
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
@@ -110,6 +110,7 @@ class GenericModel(DecodesBySpans):
         self.recurrent = any(map(is_recurrent, kinds))
         if module._is_stateful and not self.recurrent:
             raise ValueError("keeps a recurrent state that is not in transformers' own cache")
+        _rotate_by_one_set(module, max_length)
         self._module = module
         self.vocabulary: int = module.get_output_embeddings().weight.shape[0]
         self.max_length = max_length
@@ -298,6 +299,20 @@ class GenericModel(DecodesBySpans):
         mask[:, : span.start] = 0
         mask[:, span.start :][span.seen().to(self._device)] = 0
         return mask[None, None]
+
+
+def _rotate_by_one_set(module: Any, max_length: int) -> None:
+    """LongRoPE takes its long factors in each pass that sees a position beyond the original context, and else
+    its short ones. Keys of the other kind would stay in the cache, so that the length decides here for all
+    passes: each rotates a last position of the context too."""
+    for part in module.modules():
+        if getattr(part, "rope_type", None) == "longrope":
+            part.forward = partial(_rotated_with, part.forward, max_length - 1)
+
+
+def _rotated_with(forward: Callable[..., Any], last: int, states: Tensor, position_ids: Tensor) -> Any:
+    cos, sin = forward(states, torch.nn.functional.pad(position_ids, (0, 1), value=last))
+    return cos[:, :-1], sin[:, :-1]
 
 
 def _split(token_ids: Sequence[int], spans: Sequence[Span]) -> list[tuple[Sequence[int], Span]]:

@@ -29,6 +29,7 @@ _SHAPES: dict[str, dict[str, Any]] = {
     "qwen2": _LLAMA,
     "qwen3": _LLAMA | {"head_dim": 16},
     "mistral": _LLAMA | {"sliding_window": None},
+    "phi3": _LLAMA,
     "odd_llama": _LLAMA
     | {"hidden_size": 30, "intermediate_size": 37, "num_attention_heads": 3, "num_key_value_heads": 3},
     "gpt2": {"n_embd": 33, "n_layer": 2, "n_head": 3, "n_positions": CONTEXT},

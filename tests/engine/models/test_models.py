@@ -101,10 +101,34 @@ def test_the_lean_path_on_tensors_gives_the_logits_of_transformers(
     assert not room[:, ::2].any()
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "gpt_neox", "qwen2", "llama"])
-def test_the_generic_path_gives_the_logits_of_transformers(kind: str) -> None:
-    module = new_module(kind, seed=1, vocabulary=VOCABULARY)
-    torch.testing.assert_close(in_pieces(GenericModel(module, 3, 64)), expected(module), rtol=1e-4, atol=1e-4)
+def long_rope(original: int) -> dict[str, Any]:
+    return {
+        "original_max_position_embeddings": original,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "short_factor": [1.0] * 4,
+            "long_factor": [1.0, 1.5, 3.0, 6.0],
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("gpt2", {}),
+        ("gpt_neox", {}),
+        ("qwen2", {}),
+        ("llama", {}),
+        # The text grows longer than what takes short factors, or the context is no longer than that.
+        ("phi3", long_rope(24)),
+        ("phi3", long_rope(64)),
+    ],
+)
+def test_the_generic_path_gives_the_logits_of_transformers(kind: str, changes: dict[str, Any]) -> None:
+    module = new_module(kind, seed=1, vocabulary=VOCABULARY, **changes)
+    known = expected(module)
+    torch.testing.assert_close(in_pieces(GenericModel(module, 3, 64)), known, rtol=1e-4, atol=1e-4)
 
 
 def features_in_pieces(model: TokenModel, layers: tuple[int, ...]) -> torch.Tensor:
