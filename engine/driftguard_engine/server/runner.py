@@ -20,11 +20,11 @@ log = structlog.get_logger("driftguard_engine.runner")
 
 IDLE_WAIT_SECONDS = 0.2  # how long it may take to notice a stop while idle
 STOP_LIMIT_SECONDS = 10.0
-MOST_FAILED_IN_A_ROW = 20  # requests that fail without a token from any request in between
+MOST_FAILED_IN_A_ROW = 20  # steps that fail, each for all its requests, without a token in between
 
 
 class EngineBroken(Exception):
-    """The device is lost, or requests fail one after another: the process has to be restarted."""
+    """The device is lost, or steps fail one after another: the process has to be restarted."""
 
 
 class Submission:
@@ -155,16 +155,23 @@ class EngineRunner:
     def _step(self) -> None:
         outputs = self._engine.step()
         for output in outputs:
-            failed = output.finished is not None and output.finished.finish_reason == "error"
-            self._failed_in_a_row = self._failed_in_a_row + 1 if failed else 0
             if output.finished is not None:
                 self._on_finished(output.finished)
+        self._count_failure(outputs)
         if outputs:
             self._loop.call_soon_threadsafe(self._deliver, outputs)
         if self._engine.lost is not None:
             raise EngineBroken(f"the device is lost: {self._engine.lost}")
         if self._failed_in_a_row >= MOST_FAILED_IN_A_ROW:
-            raise EngineBroken(f"the last {self._failed_in_a_row} requests all ended with an error")
+            raise EngineBroken(
+                f"the last {self._failed_in_a_row} steps all ended their requests with an error"
+            )
+
+    def _count_failure(self, outputs: list[RequestOutput]) -> None:
+        if any(output.token_ids for output in outputs):
+            self._failed_in_a_row = 0
+        elif any(each.finished is not None and each.finished.finish_reason == "error" for each in outputs):
+            self._failed_in_a_row += 1
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
         for output in outputs:

@@ -84,7 +84,7 @@ def test_a_dead_engine_fails_its_requests_and_says_so(fake: FakeEngine) -> None:
 
 
 @pytest.mark.usefixtures("dead_for_long")
-def test_an_engine_that_fails_every_request_is_dead(fake: FakeEngine) -> None:
+def test_an_engine_whose_every_step_fails_is_dead(fake: FakeEngine) -> None:
     with served(fake) as client:
         fake.request_error = "device lost"
         for _ in range(19):
@@ -92,7 +92,15 @@ def test_an_engine_that_fails_every_request_is_dead(fake: FakeEngine) -> None:
         fake.request_error = None
         assert client.post("/v1/completions", json={"prompt": "a"}).status_code == 200
         fake.request_error = "device lost"
-        assert client.post("/v1/completions", json={"prompt": ["a"] * 20}).status_code == 500
+        fake.paused.set()
+        with ThreadPoolExecutor(1) as pool:
+            failed = pool.submit(client.post, "/v1/completions", json={"prompt": ["a"] * 20})
+            wait_until(lambda: fake.running == 20, "all wait for one step")
+            fake.paused.clear()
+            assert failed.result().status_code == 500
+        for _ in range(19):
+            assert client.get("/health").status_code == 200
+            assert client.post("/v1/completions", json={"prompt": "a"}).status_code == 500
         wait_until(lambda: client.get("/health").status_code == 503, "the engine is given up")
 
 
