@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
+from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -185,15 +186,16 @@ class GenericModel(DecodesBySpans):
         config, name = self._module.config.get_text_config(), type(self._module).__name__
         if self._states is not None:
             return f"{name} keeps a recurrent state, which reads all tokens as one chain"
-        layers = set(getattr(config, "layer_types", None) or ("full_attention",))
-        if layers != {"full_attention"} or getattr(config, "sliding_window", None):
+        kinds = [getattr(config, field, None) or () for field in ("layer_types", "attention_layers")]
+        limited = set(chain(*kinds)) - {"full_attention", "global"}
+        if limited or getattr(config, "sliding_window", None):
             return f"{name} limits how far its layers see, which the mask of a tree does not hold"
         try:
-            chain = self.forward([0, 2, 3], [Span(0, 0, 3)])
+            alone = self.forward([0, 2, 3], [Span(0, 0, 3)])
             tree = self.forward([0, 1, 2, 3], [Span(0, 0, 4, (-1, 0, 0, 2))])
         except Exception as error:  # noqa: BLE001 of code that is not ours
             return f"{name} takes no mask of four dimensions ({type(error).__name__}: {error})"
-        apart = (tree[[0, 2, 3]] - chain).abs().max() / chain.abs().max()
+        apart = (tree[[0, 2, 3]] - alone).abs().max() / alone.abs().max()
         if not apart < self._rounding:
             return f"{name} does not place tokens by position ids alone, or see them by a mask alone"
         return None

@@ -163,6 +163,16 @@ def loader_of(model: Any, verification: Any = "token") -> DraftLoader:
 
 def test_a_target_that_cannot_read_trees_is_named() -> None:
     sees_little = new_module("mistral", seed=1, vocabulary=50, sliding_window=4)
+    local = new_module(
+        "gpt_neo",
+        seed=1,
+        vocabulary=50,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=4,
+        attention_types=[[["global", "local"], 1]],
+        window_size=8,
+    )
     no_positions = new_module("gpt2", seed=1, vocabulary=50)
     forward = no_positions.forward
     no_positions.forward = lambda *given, position_ids, **others: forward(
@@ -180,6 +190,7 @@ def test_a_target_that_cannot_read_trees_is_named() -> None:
     no_mask.forward = refuse
     for module, why in (
         (sees_little, "limits how far its layers see"),
+        (local, "limits how far its layers see"),
         (no_positions, "does not place tokens by position ids alone"),
         (no_mask, r"takes no mask of four dimensions \(TypeError: one mask"),
     ):
