@@ -90,10 +90,10 @@ async def healthz() -> Health:
     | problem(DatabaseUnavailable, "database 'driftguard' at db.internal:5432: connection refused"),
 )
 async def readyz(context: Annotated[Context, Depends(get_context)]) -> Readiness:
-    """Says whether the sidecar can work. 503 while the database is unreachable or its schema does not fit, a
-    batch has waited too long, the detector is far behind or has folded nothing for a minute while records
-    wait, or the sidecar has stopped scraping. Sources that do not answer have metrics of their own. The
-    answer comes within 10 seconds in any case."""
+    """Says whether the sidecar can work. 503 while the database is unreachable or read-only, or its schema
+    does not fit, a batch has waited too long, the detector is far behind or has folded nothing for a minute
+    while records wait, or the sidecar has stopped scraping. Sources that do not answer have metrics of their
+    own. The answer comes within 10 seconds in any case."""
     # Not on the threads of requests, which may all be waiting for the database.
     checking = asyncio.get_running_loop().run_in_executor(_CHECKING, _check, context)
     try:

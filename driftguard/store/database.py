@@ -22,9 +22,10 @@ from psycopg.errors import (
     LockNotAvailable,
     ProgramLimitExceeded,
     QueryCanceled,
+    ReadOnlySqlTransaction,
 )
 from psycopg.pq import TransactionStatus
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
@@ -46,6 +47,7 @@ _UNREACHABLE = (
     psycopg.InterfaceError,
 )
 _SCHEMES = ("postgres", "postgresql", "postgresql+psycopg")
+_DELETES_NOTHING = text("DELETE FROM alembic_version WHERE false")
 _WORK = "work"  # in `Connection.info`: what the server was last told about
 ANSWER_MARGIN_SECONDS: Final = 5.0  # after which an answer that the server owes by its own clock is overdue
 CONNECT_TIMEOUT_SECONDS: Final = 5
@@ -128,12 +130,16 @@ class WatchedConnection(psycopg.Connection[Any]):
     """Raises NoAnswer, and closes itself, where a statement is not answered within `silence_seconds`."""
 
     silence_seconds: float = PING_SECONDS + CONNECT_TIMEOUT_SECONDS
+    was_read_only = False
 
     def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return super().wait(_watched(gen, self.pgconn, self.silence_seconds), *args, **kwargs)
         except NoAnswer:
             self.close()
+            raise
+        except ReadOnlySqlTransaction:
+            self.was_read_only = True
             raise
 
 
@@ -282,9 +288,11 @@ class Database:
         self._on_timeout.append(tell)
 
     def check_schema(self) -> None:
-        """Raises DatabaseUnavailable: unreachable, behind this version's migrations, or ahead of them."""
+        """Raises DatabaseUnavailable: unreachable, behind this version's migrations, ahead of them, or
+        read-only."""
         with self.connect(CHECK) as connection:
             migrations.check_revision(connection, place=self.place)
+            expect_writable(connection)
 
     def upgrade(self) -> None:
         """Runs the migrations that are missing. Raises DatabaseUnavailable (unreachable, or ahead)."""
@@ -307,8 +315,8 @@ class Database:
 
     @contextmanager
     def reachable(self, work: Work = REQUEST) -> Iterator[None]:
-        """Raises DatabaseUnavailable for what the driver raises of a connection that fails, and BadInput for
-        a value that no index can hold."""
+        """Raises DatabaseUnavailable for what the driver raises of a connection that fails or may only read,
+        and BadInput for a value that no index can hold."""
         try:
             yield
         except (*_UNREACHABLE, DBAPIError, psycopg.Error) as error:
@@ -317,7 +325,7 @@ class Database:
             if (timeout := self._timeout(error, work)) is not None:
                 self._report(timeout)
                 raise timeout from error
-            if not isinstance(error, _UNREACHABLE):
+            if not isinstance(error, _UNREACHABLE) and not _is_read_only(error):
                 raise
             raise DatabaseUnavailable(f"{self.place}: {_reason(error)}") from error
 
@@ -393,6 +401,13 @@ def _expect_a_ping(connection: WatchedConnection | None, _record: object) -> Non
     """Before the next one takes it out of the pool it is asked whether it still works."""
     if connection is not None:  # it was given up
         connection.silence_seconds = PING_SECONDS
+        close_if_read_only(connection)
+
+
+def close_if_read_only(connection: WatchedConnection) -> None:
+    """A session that began while the database was read-only may stay so for as long as it is open."""
+    if connection.was_read_only:
+        connection.close()
 
 
 def is_too_slow(error: Exception) -> bool:
@@ -401,15 +416,24 @@ def is_too_slow(error: Exception) -> bool:
 
 
 def is_database_failure(error: Exception) -> bool:
-    """Connection, timeout, deadlock, disk: whatever was being stored is not the reason. A limit that a
-    statement broke by what it holds (class 54, as a row too large for its index) is not meant."""
+    """Connection, timeout, deadlock, disk, read-only: whatever was being stored is not the reason. A limit
+    that a statement broke by what it holds (class 54, as a row too large for its index) is not meant."""
     cause = _cause(error)
-    if isinstance(cause, IdleInTransactionSessionTimeout):
+    if isinstance(cause, IdleInTransactionSessionTimeout) or _is_read_only(error):
         return True
     if not isinstance(error, (DatabaseUnavailable, *_UNREACHABLE)):
         return False
     state = getattr(cause, "sqlstate", None)
     return state is None or not state.startswith("54")
+
+
+def expect_writable(connection: Connection | Session) -> None:
+    """Raises what any write raises where the database is read-only, as a hot standby."""
+    connection.execute(_DELETES_NOTHING)
+
+
+def _is_read_only(error: Exception) -> bool:
+    return isinstance(_cause(error), ReadOnlySqlTransaction)  # for the driver it is an internal error
 
 
 def _cause(error: Exception) -> BaseException | None:

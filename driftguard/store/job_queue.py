@@ -13,6 +13,7 @@ from driftguard.store.database import (
     WatchedConnection,
     apply_settings,
     apply_settings_async,
+    close_if_read_only,
     connect_parameters,
 )
 
@@ -33,7 +34,11 @@ def worker_connector(database: Database) -> PsycopgConnector:
 def deferring_connector(database: Database) -> SyncPsycopgConnector:
     """For code that only adds jobs; open it with `App.open`."""
     return SyncPsycopgConnector(
-        min_size=0, connection_class=WatchedConnection, configure=_configure, **_pool_arguments(database)
+        min_size=0,
+        connection_class=WatchedConnection,
+        configure=_configure,
+        reset=close_if_read_only,  # a worker's pool does not outlive an error
+        **_pool_arguments(database),
     )
 
 

@@ -61,3 +61,18 @@ def kill_held_up(database: Database) -> None:
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
             "AND wait_event_type = 'Lock'"
         )
+
+
+@contextmanager
+def read_only(database: Database) -> Iterator[None]:
+    """Inside, sessions begin read-only, and stay so afterwards for as long as they are open: as where a
+    provider protects a full disk. Those of before are ended."""
+    with psycopg.connect(database.libpq_url, autocommit=True) as admin:
+        alter = f"ALTER DATABASE {admin.info.dbname}"
+        admin.execute(f"{alter} SET default_transaction_read_only = on")
+        admin.execute(
+            "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        yield
+        admin.execute(f"{alter} RESET default_transaction_read_only")

@@ -14,7 +14,7 @@ from driftguard.ingest import queue
 from driftguard.records import encode_record
 from driftguard.store.database import Database, Work
 from tests.alerting.http_receiver import wait_until
-from tests.api.ingest_server import writers_held_up
+from tests.api.ingest_server import read_only, writers_held_up
 from tests.pipeline.sidecar import post, running_sidecar
 from tests.store.black_hole import black_hole
 from tests.store.samples import make_records
@@ -48,6 +48,23 @@ def test_it_answers_while_its_database_does_not_and_recovers_by_itself(
             wait_until(lambda: client.get("/readyz").status_code == 200, "the database to be found again")
             assert sum(client.post("/api/v1/records", content=body).json().values()) == 5
         far.close()
+
+
+def test_a_database_that_may_only_be_read_is_told_as_unavailable_and_found_again(
+    database: Database, tmp_path: Path
+) -> None:
+    with running_sidecar(database, tmp_path) as client:
+        post(client, make_records(5))
+        with read_only(database):
+            wait_until(lambda: "driftguard_database_up 0.0" in client.get("/metrics").text, "the outage")
+            body = encode_record(make_records(1, seed=1)[0])
+            answers = [client.get("/readyz"), client.post("/api/v1/records", content=body)]
+            assert [answer.status_code for answer in answers] == [503, 503]
+            assert all("in a read-only transaction" in answer.json()["detail"] for answer in answers)
+            assert int(answers[1].headers["retry-after"]) > 0
+            assert client.get("/").status_code == 200
+        wait_until(lambda: client.get("/readyz").status_code == 200, "the database to be found again")
+        post(client, make_records(5, seed=1))
 
 
 def test_a_timeout_is_told_to_the_sender_and_counted(database: Database, tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 """Whatever the database does, who waits for it is told: through a proxy that passes nothing on, by a frozen
-server, by locks that somebody keeps."""
+server, by locks that somebody keeps, while nothing may be written."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from driftguard.store.database import (
 )
 from driftguard.store.records import insert_batches
 from driftguard.store.streams import StreamRegistry
+from tests.api.ingest_server import read_only
 from tests.store.black_hole import BlackHole, Direction, black_hole
 from tests.store.samples import make_records
 
@@ -219,6 +220,15 @@ def test_adding_a_job_does_not_wait_for_an_answer_that_never_comes(
         hole.resume()
         app.connector.pool.timeout = WAIT_SECONDS  # type: ignore[attr-defined]
         assert app.connector.execute_query_one(statement) == {"one": 1}
+
+
+def test_jobs_are_added_again_once_the_database_may_be_written(database: Database) -> None:
+    app = App(connector=job_queue.deferring_connector(database))
+    with app.open():
+        write = "DELETE FROM procrastinate_jobs"
+        with read_only(database), pytest.raises(exceptions.ConnectorException):
+            app.connector.execute_query(write)
+        app.connector.execute_query(write)
 
 
 def test_a_worker_does_not_wait_for_an_answer_that_never_comes(
