@@ -31,10 +31,11 @@ from driftguard.metrics import Metrics
 from driftguard.records.documents.incident import names_of
 from driftguard.store import examination_evidence, incidents
 from driftguard.store.database import CHORE, EXAMINATION, Database, DatabaseTimeout
-from driftguard.store.tables import Incident, Stream
+from driftguard.store.tables import AwaitedComparison, Incident, Stream
 
 PATIENCE: Final = timedelta(seconds=15)  # from the opening of an incident to its page without a cause
 LOOP: Final = "examination"
+COMPARED_AGAIN_SECONDS: Final = 60.0  # where it is too early to compare a stream with the one before
 POLL_SECONDS: Final = 1.0  # woken or not: other sidecars of this database find drifts too
 UNAVAILABLE_SECONDS: Final = 5.0
 FIRST_PAUSE_SECONDS: Final = 5.0  # after a failure; doubles up to the longest
@@ -147,6 +148,7 @@ class Examiner:
         self._paging = paging
         self._on_told = on_told
         self._pauses: dict[Hashable, tuple[float, float]] = {}  # what failed -> (seconds, until: monotonic)
+        self._compared_again: dict[tuple[int, int], float] = {}  # (stream, seq) -> not until: monotonic
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._threads = [
@@ -195,16 +197,30 @@ class Examiner:
         self._stopping.wait(POLL_SECONDS)
 
     def examine(self, now: datetime) -> None:
-        """Everything that waits for it, but for what failed a moment ago. Raises DatabaseUnavailable."""
+        """Everything that waits for it, but for what failed a moment ago, or was too early. Incidents come
+        before each comparison: a fleet's may be hundreds at once. Raises DatabaseUnavailable."""
         with self._database.session(CHORE) as session:
             comparisons = incidents.awaited_comparisons(session)
+        known = self._compared_again
+        self._compared_again = {
+            key: known[key] for one in comparisons if (key := (one.stream_id, one.ready_seq)) in known
+        }
         for one in comparisons:
-            compare = partial(target_replaced.compare, self._database, one, self._minimum_drop, now)
-            self._attempt(one.stream_id, compare)
+            if self._compared_again.get((one.stream_id, one.ready_seq), 0.0) <= time.monotonic():
+                self._examine_incidents(now)
+                self._attempt(one.stream_id, partial(self._compare, one, now))
+        self._examine_incidents(now)
+
+    def _examine_incidents(self, now: datetime) -> None:
         with self._database.session(CHORE) as session:
             waiting = incidents.to_examine(session)
         for incident_id in waiting:
             self._attempt(incident_id, partial(self._examine, incident_id, now))
+
+    def _compare(self, one: AwaitedComparison, now: datetime) -> None:
+        if not target_replaced.compare(self._database, one, self._minimum_drop, now):
+            again = time.monotonic() + COMPARED_AGAIN_SECONDS
+            self._compared_again[one.stream_id, one.ready_seq] = again
 
     def announce_overdue(self, now: datetime) -> None:
         """Tells incidents that have waited for too long. Raises DatabaseUnavailable."""

@@ -5,7 +5,8 @@ When a baseline of the new stream is ready, the fold notes it, and its acceptanc
 before: the same server and method, with another target or draft version. A fall opens an incident; where the
 target was replaced the draft is retrained against the new one. Where the stream before had fallen already, it
 is compared as it was before that: its incident ends, and the new one, which refers to it, goes on. A stream
-that still sends was replaced by nothing: two targets, or two drafts, served side by side are not compared.
+that still sends was replaced by nothing: two targets, or two drafts, served side by side are not compared
+until the one before falls silent, as after a canary.
 
 A segment whose K changed has a new baseline as well, in the same stream. Its first draft token, which K does
 not change, is compared with that before. So is a segment that got another name (`renamed_segment.py`).
@@ -30,7 +31,14 @@ from driftguard.incidents import like_with_like, renamed_segment
 from driftguard.incidents.opening import open_incident
 from driftguard.records.documents.incident import ChangedSegment, GoesOn, IncidentEvidence, Rollback
 from driftguard.records.positions import ACCEPTANCE, Positions
-from driftguard.store import acceptance_levels, examination_evidence, folding, incidents, renamed_segments
+from driftguard.store import (
+    acceptance_levels,
+    examination_evidence,
+    folding,
+    incidents,
+    renamed_segments,
+    silences,
+)
 from driftguard.store.acceptance_levels import AcceptanceLevel, Span
 from driftguard.store.database import CHORE, Database
 from driftguard.store.examination_evidence import FirstRecord
@@ -43,6 +51,7 @@ K: Final = "num_speculative_tokens"
 LEAST_REQUESTS: Final = 30  # of a segment, under either target
 # A rollout may serve both for so long. The status says by the same span which of two targets is in service.
 IN_SERVICE_WITHIN: Final = timedelta(minutes=5)
+USUAL_SILENCES: Final = 3  # so many times as long a silence is none of those that are usual
 _NAMESPACE: Final = UUID(
     "a4f1c9a2-34c5-4a55-9d0e-6a2f6f0f6f9d"
 )  # one incident per stream, however often folded
@@ -68,31 +77,48 @@ def _before(session: Session, stream: Stream) -> list[Stream]:
 @dataclass(frozen=True, slots=True)
 class _Past:
     """The stream whose place this one took. `heard_at`: its newest request that arrived since this one began,
-    or else this one's beginning; by the server's clock."""
+    or else this one's beginning; by the server's clock. `taken`: this one's first request in its place; None
+    while both are served side by side."""
 
     stream: Stream
     heard_at: datetime
+    taken: FirstRecord | None
 
 
 def _past(session: Session, stream: Stream) -> _Past | None:
-    """None where every stream before went on for longer than a rollout takes. Beside one that went on,
-    another was replaced only if it was heard until then: what fell silent long before has a successor.
+    """The one heard last where every stream before went on for longer than a rollout takes. Beside one that
+    went on, another was replaced only if it was heard until then: what fell silent long before has a
+    successor.
 
     What ended later counts only if it arrived later as well, so that a server whose clock was set back as it
     started with another target is not taken for two side by side.
     """
     before = _before(session, stream)
-    if not before:
+    begun = examination_evidence.first_record(session, stream.id) if before else None
+    if begun is None:
         return None
-    begun = examination_evidence.first_record(session, stream.id)
-    one_goes_on = False
+    beside: _Past | None = None
     for past in before:
         heard_at = examination_evidence.heard_since(session, past.id, begun) or begun.at
-        if heard_at > begun.at + IN_SERVICE_WITHIN:
-            one_goes_on = True
-        elif not one_goes_on or _newest(past) >= begun.at - IN_SERVICE_WITHIN:
-            return _Past(past, heard_at)
-    return None
+        if heard_at <= begun.at + IN_SERVICE_WITHIN:
+            if beside is None or _newest(past) >= begun.at - IN_SERVICE_WITHIN:
+                return _Past(past, heard_at, begun)
+        elif beside is None or heard_at > beside.heard_at:
+            beside = _Past(past, heard_at, None)
+    return replace(beside, taken=_alone_since(session, beside, stream, begun)) if beside else None
+
+
+def _alone_since(session: Session, beside: _Past, stream: Stream, begun: FirstRecord) -> FirstRecord | None:
+    """None while the stream before, served beside this one since `begun`, is not silent for longer than
+    usual: where little is asked, each of two falls silent now and then."""
+    if _newest(stream) <= beside.heard_at + IN_SERVICE_WITHIN:
+        return None
+    alone = examination_evidence.first_record(session, stream.id, beside.heard_at)
+    since = min(beside.heard_at - begun.at, LOOK_BACK)
+    source = silences.Source((beside.stream.id,), beside.heard_at)
+    (usual,) = silences.longest(session, [source], {since: timedelta()})
+    least = max(IN_SERVICE_WITHIN, USUAL_SILENCES * usual)
+    return alone if alone and _newest(stream) > alone.at + least else None
 
 
 def _newest(stream: Stream) -> datetime:
@@ -108,18 +134,23 @@ def _may_still_send(past: _Past, stream: Stream, now: datetime) -> bool:
     return ended_at <= past.heard_at + IN_SERVICE_WITHIN
 
 
-def compare(database: Database, awaited: AwaitedComparison, minimum_drop: float, now: datetime) -> None:
+def compare(database: Database, awaited: AwaitedComparison, minimum_drop: float, now: datetime) -> bool:
     """Opens an incident, which awaits its examination, where the stream accepts less than the one before. The
-    fold waits only while that is stored. Does nothing yet, and is to be called again, while it is too early
-    to say whether the stream before still sends. Raises DatabaseUnavailable."""
+    fold waits only while that is stored. False, and to be called again, while it is too early to say whether
+    the stream before still sends. Raises DatabaseUnavailable."""
     with database.session(CHORE) as session:
         stream = get_stream(session, awaited.stream_id)
         past = _past(session, stream) if stream else None
-        if stream and past and _may_still_send(past, stream, now):
-            return
-        found = _fall(session, awaited, stream, past.stream, minimum_drop, now) if stream and past else None
-        found = found or _fall_across_settings(session, awaited, minimum_drop, now)
-        renamed = renamed_segment.fallen(session, awaited, minimum_drop)
+        is_beside = past is not None and past.taken is None
+        if stream and past and not is_beside and _may_still_send(past, stream, now):
+            return False
+        if stream and is_beside and awaited.is_beside and now - stream.last_seen_at <= LOOK_BACK:
+            return False
+        found = _fall(session, awaited, stream, past, minimum_drop, now) if stream and past else None
+        renamed: Sequence[renamed_segment.Renamed] = ()
+        if not awaited.is_beside:  # else that has been compared
+            found = found or _fall_across_settings(session, awaited, minimum_drop, now)
+            renamed = renamed_segment.fallen(session, awaited, minimum_drop)
     with database.session(CHORE) as session:
         if found or renamed:
             folding.lock_fold(session)  # before any row: the fold itself notes comparisons
@@ -128,7 +159,11 @@ def compare(database: Database, awaited: AwaitedComparison, minimum_drop: float,
             _supersede(session, found[0], now)
         if renamed:
             renamed_segment.report(session, awaited, renamed, now)
+        if is_beside and not awaited.is_beside:
+            incidents.await_silence_beside(session, awaited)
+            return False
         incidents.forget_comparison(session, awaited)
+    return True
 
 
 def fallen_segments(
@@ -178,21 +213,23 @@ def _fall(
     session: Session,
     awaited: AwaitedComparison,
     stream: Stream,
-    past: Stream,
+    before: _Past,
     minimum_drop: float,
     now: datetime,
 ) -> tuple[Incident, str] | None:
-    """The incident to store and why, if the stream accepts less than the one before."""
+    """The incident to store and why, if the stream accepts less than the one before, whose place it took."""
+    past, first = before.stream, before.taken
+    if first is None:
+        return None
     kinds = {acceptance_levels.kind_of(session, one.id) for one in (past, stream)}
     if len(kinds) > 1:
         return None
     of_kind = _alike_windows if kinds == {"window"} else _alike
-    alike = of_kind(session, past, stream, awaited.reference_since - LOOK_BACK)
+    alike = of_kind(session, past, stream, max(awaited.reference_since, first.at) - LOOK_BACK)
     inflation = _window_inflation(session, past.id)
     found = fallen_segments(alike.before, alike.after, minimum_drop, inflation)
     if not found:
         return None
-    first = examination_evidence.first_record(session, stream.id)
     positions = alike.positions
     incident = _incident(session, awaited, first, found, now, name=str(stream.id), positions=positions)
     incident.segments = tuple(

@@ -141,12 +141,13 @@ class FirstRecord:
     at: datetime
 
 
-def first_record(session: Session, stream_id: int, since: datetime = BEGINNING) -> FirstRecord:
-    """Of the traffic that is kept, from then on; a stream that the fold has just read has one."""
+def first_record(session: Session, stream_id: int, since: datetime = BEGINNING) -> FirstRecord | None:
+    """Of the traffic that is kept, from then on."""
     query = select(Record.seq, Record.ended_at).where(
         Record.stream_id == stream_id, Record.kind != "probe", Record.ended_at >= since
     )
-    return FirstRecord(*session.execute(query.order_by(Record.ended_at, Record.seq).limit(1)).one())
+    found = session.execute(query.order_by(Record.ended_at, Record.seq).limit(1)).one_or_none()
+    return FirstRecord(*found) if found else None
 
 
 def record_at(session: Session, stream_id: int, at: datetime, until: int) -> FirstRecord | None:

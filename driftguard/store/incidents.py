@@ -437,7 +437,7 @@ def alerting(session: Session, resolved_since: datetime, peer: str) -> list[tupl
 
 def note_comparison(session: Session, stream_id: int, ready_seq: int, reference_since: datetime) -> None:
     """By the newest baseline of the stream: one noted before is replaced."""
-    values = {"ready_seq": ready_seq, "reference_since": reference_since}
+    values = {"ready_seq": ready_seq, "reference_since": reference_since, "is_beside": False}
     statement = insert(AwaitedComparison).values(stream_id=stream_id, **values)
     session.execute(statement.on_conflict_do_update(index_elements=["stream_id"], set_=values))
 
@@ -448,7 +448,18 @@ def awaited_comparisons(session: Session) -> Sequence[AwaitedComparison]:
 
 
 def awaits_comparison(session: Session, stream_id: int) -> bool:
-    return session.get(AwaitedComparison, stream_id) is not None
+    """Not where all that is awaited is the silence of another stream, served beside this one."""
+    awaited = session.get(AwaitedComparison, stream_id)
+    return awaited is not None and not awaited.is_beside
+
+
+def await_silence_beside(session: Session, one: AwaitedComparison) -> None:
+    """Unless a newer baseline has been noted meanwhile."""
+    session.execute(
+        update(AwaitedComparison)
+        .where(AwaitedComparison.stream_id == one.stream_id, AwaitedComparison.ready_seq == one.ready_seq)
+        .values(is_beside=True)
+    )
 
 
 def forget_comparison(session: Session, one: AwaitedComparison) -> None:

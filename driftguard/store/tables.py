@@ -387,6 +387,8 @@ class AwaitedComparison(Base):
     stream_id: Mapped[int] = mapped_column(ForeignKey("streams.id", ondelete="CASCADE"), primary_key=True)
     ready_seq: Mapped[int]  # of the record that completed the newest baseline
     reference_since: Mapped[datetime]  # end of that baseline's first request
+    # Compared within the stream; only with the one before, that is served beside it, once that is silent.
+    is_beside: Mapped[bool] = mapped_column(default=False, server_default=false())
 
 
 class IncidentTransition(Base):

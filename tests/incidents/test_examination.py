@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import select, text
 
 from driftguard.detection import DetectorConfig
-from driftguard.incidents import diagnosing, examination
+from driftguard.incidents import diagnosing, examination, target_replaced
 from driftguard.incidents.examination import LOOP, Examiner
 from driftguard.incidents.message import summary
 from driftguard.metrics import Metrics
@@ -94,6 +94,25 @@ def test_what_the_fold_found_is_told_once_and_only_with_its_cause(database: Data
     examine(database)
     world.examiner.announce_overdue(datetime.now(UTC) + timedelta(hours=1))
     assert world.told() == [("firing", "critical")]
+
+
+def test_a_comparison_that_is_too_early_is_not_asked_again_at_once_and_holds_up_no_incident(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(database).fallen()
+    incident, _ = world.incident()
+    with database.session() as session:
+        incidents.note_comparison(session, incident.stream_id, incident.opened_seq, incident.opened_at)
+    awaits = []
+
+    def too_early(*_: Any) -> bool:
+        awaits.append(world.incident()[0].awaits_examination)
+        return False
+
+    monkeypatch.setattr(target_replaced, "compare", too_early)
+    for _ in range(2):
+        world.examiner.examine(datetime.now(UTC))
+    assert awaits == [False]
 
 
 def test_a_harmless_cause_is_never_told_as_anything_else(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 
 import pytest
 
@@ -109,3 +110,26 @@ def test_a_clock_that_was_set_back_as_the_target_was_replaced_is_not_taken_for_t
     store(database, second_target(traffic.draw(900, WORSE)))
     fold_all(database)
     assert [each.state for each in all_incidents(database)] == ["open"]
+
+
+# Fewer requests, or more, than a baseline takes.
+@pytest.mark.parametrize(("tried", "second"), [(3, second_target), (320, second_draft)])
+def test_what_was_tried_beside_the_first_is_compared_once_it_serves_alone(
+    database: Database, tried: int, second: Served
+) -> None:
+    """And not while the first is no longer silent than it was before."""
+    traffic = Traffic(seed=11)
+    store(database, traffic.draw(600, GOOD))
+    store(database, second(traffic.draw(tried, WORSE)))
+    store(database, traffic.draw(200, GOOD))
+    traffic.clock += timedelta(minutes=10)
+    store(database, traffic.draw(200, GOOD))
+    taken_at = traffic.clock
+    for requests, states in ((500, []), (1_700, ["open"])):
+        store(database, second(traffic.draw(requests, WORSE)))
+        fold_all(database)
+        assert [each.state for each in all_incidents(database)] == states
+    (incident,) = all_incidents(database)
+    assert incident.direction == "down"
+    assert incident.evidence.predecessor_stream_id is not None
+    assert abs((incident.change_point_at - taken_at).total_seconds()) < 5
