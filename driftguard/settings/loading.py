@@ -13,10 +13,9 @@ import tomllib
 from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ValidationError
-from pydantic_settings import SettingsConfigDict
 
 from driftguard.errors import BadSettings
 from driftguard.settings import ORDER_VARIABLES, PREFIX, URL_PATTERN, Settings
@@ -42,14 +41,13 @@ def load_settings(config: Path | None = None, **overrides: Any) -> Settings:
     Raises BadSettings: an unreadable file, an unknown key, or an invalid value; each by name.
     """
     config = config or (Path(named) if (named := os.environ.get(CONFIG_VARIABLE)) else None)
-    if config is not None:
-        _check_file(config)
+    given = {} if config is None else _read(config)
     if unknown := sorted(_unknown_variables()):
         names = [PREFIX + name.replace(".", "__").upper() for name in _names()]
         raise BadSettings("; ".join(_no_such(name, names) for name in unknown))
 
     class FromFile(Settings):
-        model_config = SettingsConfigDict(toml_file=config)
+        in_file: ClassVar[dict[str, Any]] = given
 
     try:
         return FromFile(**{key: value for key, value in overrides.items() if value is not None})
@@ -57,9 +55,10 @@ def load_settings(config: Path | None = None, **overrides: Any) -> Settings:
         raise BadSettings("; ".join(_readable(item) for item in error.errors())) from None
 
 
-def _check_file(path: Path) -> None:
+def _read(path: Path) -> dict[str, Any]:
+    """Once: what is in a pipe is gone then."""
     try:
-        tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadSettings(f"{path}: cannot be read ({error.strerror})") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

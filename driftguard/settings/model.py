@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
+    InitSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
-    TomlConfigSettingsSource,
 )
 
 from driftguard.masking import address
@@ -490,6 +490,7 @@ class Settings(BaseSettings):
         frozen=True,
         nested_model_default_partial_update=True,
     )
+    in_file: ClassVar[dict[str, Any]] = {}
 
     database_url: SecretStr | None = Field(
         None, description="PostgreSQL URL; without one the embedded server runs in data_dir."
@@ -561,4 +562,4 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         del dotenv_settings, file_secret_settings
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+        return init_settings, env_settings, InitSettingsSource(settings_cls, cls.in_file)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -127,6 +128,14 @@ def test_an_engine_that_is_updated_live_needs_nothing_that_restarts_it(tmp_path:
         write(tmp_path / "d.toml", RESTARTED + "update_url = 'http://chat:8000'")
     ).engines
     assert engine.update_url == "http://chat:8000"
+
+
+def test_a_file_that_can_be_read_only_once_is_read() -> None:
+    reader, writer = os.pipe()
+    with os.fdopen(reader):
+        with os.fdopen(writer, "w") as file:
+            file.write("port = 8311\n")
+        assert load_settings(Path(f"/dev/fd/{reader}")).port == 8311
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
