@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from contextlib import redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from datetime import datetime
 from enum import StrEnum
 from importlib.metadata import version
@@ -25,6 +26,7 @@ from driftguard.errors import BadInput, DriftGuardError
 
 if TYPE_CHECKING:
     from driftguard.settings import Settings
+    from driftguard.store.database import Database
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -61,6 +63,15 @@ def load_settings(config: Path | None, **overrides: Any) -> Settings:
     from driftguard.settings.loading import load_settings
 
     return load_settings(config, **overrides)
+
+
+@contextmanager
+def open_database(settings: Settings) -> Iterator[Database]:
+    """Meanwhile what is logged goes to standard error: standard output has the answer alone."""
+    from driftguard.store.open_database import open_database
+
+    with redirect_stdout(sys.stderr), open_database(settings) as database:
+        yield database
 
 
 @app.command()
@@ -334,7 +345,9 @@ def database_upgrade(config: Config = None) -> None:
     """Update the database's tables to this version."""
     from driftguard.store.open_database import upgrade_database
 
-    typer.echo(f"{upgrade_database(load_settings(config))}: tables are up to date")
+    with redirect_stdout(sys.stderr):  # of what is logged meanwhile
+        place = upgrade_database(load_settings(config))
+    typer.echo(f"{place}: tables are up to date")
 
 
 @key_commands.command("create")
@@ -343,12 +356,10 @@ def key_create(
 ) -> None:
     """Make a key and print it once; only its hash is stored."""
     from driftguard.store.keys import create_key
-    from driftguard.store.open_database import open_database
 
-    with open_database(load_settings(config)) as database:
-        with database.session() as session:
-            key = create_key(session, name)
-        typer.echo(key)  # after the commit: a key that is shown is a key that works
+    with open_database(load_settings(config)) as database, database.session() as session:
+        key = create_key(session, name)
+    typer.echo(key)  # after the commit: a key that is shown is a key that works
 
 
 @key_commands.command("add")
@@ -358,7 +369,6 @@ def key_add(name: Annotated[str, typer.Argument(help="Whose key this is.")], con
     It was made elsewhere. Does nothing if it is stored already.
     """
     from driftguard.store.keys import add_key
-    from driftguard.store.open_database import open_database
 
     key = os.environ.get("DRIFTGUARD_API_KEY")
     if not key:
@@ -372,10 +382,8 @@ def key_add(name: Annotated[str, typer.Argument(help="Whose key this is.")], con
 def key_list(config: Config = None, as_json: AsJson = False) -> None:
     """List the keys: name, creation time, whether revoked."""
     from driftguard.store.keys import list_keys
-    from driftguard.store.open_database import open_database
 
-    logged_apart = redirect_stdout(sys.stderr)
-    with logged_apart, open_database(load_settings(config)) as database, database.session() as session:
+    with open_database(load_settings(config)) as database, database.session() as session:
         found = list_keys(session)
     if as_json:
         named = [{"name": k.name, "created_at": k.created_at, "revoked_at": k.revoked_at} for k in found]
@@ -399,7 +407,6 @@ def key_revoke(
 ) -> None:
     """Refuse this key from now on."""
     from driftguard.store.keys import revoke_key
-    from driftguard.store.open_database import open_database
 
     with open_database(load_settings(config)) as database, database.session() as session:
         revoke_key(session, name)
@@ -429,7 +436,6 @@ def probe_init(
     from datetime import UTC, datetime
 
     from driftguard.probes.prompt_set import make
-    from driftguard.store.open_database import open_database
 
     with open_database(load_settings(config)) as database, database.session() as session:
         now = datetime.now(UTC)
@@ -456,7 +462,6 @@ def probe_run(
     """
     from driftguard.probes.replay import replay
     from driftguard.probes.target import target_of
-    from driftguard.store.open_database import open_database
 
     loaded = load_settings(config)
     target = target_of(loaded, server, url)

@@ -187,6 +187,22 @@ def test_an_unreachable_database_is_named_without_its_password() -> None:
     assert "hunter2" not in result.stderr + result.stdout
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["keys create one", "keys add one", "keys revoke one", "probe init --server a", "db upgrade"],
+)
+def test_what_is_logged_is_no_part_of_what_a_command_prints(tmp_path: Path, command: str) -> None:
+    """A killed server has left its number behind, which is logged; what is left does not start."""
+    (tmp_path / "postgres").mkdir()
+    (tmp_path / "postgres" / "PG_VERSION").write_text("18\n")
+    (tmp_path / "postgres" / "postmaster.pid").write_text("4194305\n")
+    variables = {"DRIFTGUARD_DATA_DIR": str(tmp_path), "DRIFTGUARD_API_KEY": "k" * 32}
+    result = CliRunner().invoke(app, command.split(), env=variables)
+    assert "does not start" in str(result.exception)
+    assert result.stdout == ""
+    assert "embedded_database_stale_pid_file" in result.stderr
+
+
 def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
