@@ -25,7 +25,11 @@ class Body(BaseModel):
     def _null_is_default(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        return {name: value for name, value in data.items() if value is not None}
+        given, fields = {name: value for name, value in data.items() if value is not None}, cls.model_fields
+        unknown = [name for name in given if name not in fields]
+        for name in unknown[1:]:  # one is enough to refuse the body; an error for each takes long
+            del given[name]
+        return given
 
 
 def _text(value: str) -> str:

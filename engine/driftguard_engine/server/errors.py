@@ -108,8 +108,12 @@ def _encodable(text: str) -> str:
 
 
 def _shown(value: Any) -> str:
+    text = ""
     try:
-        text = json.dumps(value)
+        for part in json.JSONEncoder().iterencode(value):  # not all of it: it may be megabytes
+            text += part
+            if len(text) > LONGEST_SHOWN_VALUE:
+                break
     except (TypeError, ValueError, RecursionError):
         text = ascii(value)
     return text if len(text) <= LONGEST_SHOWN_VALUE else text[: LONGEST_SHOWN_VALUE - 3] + "..."

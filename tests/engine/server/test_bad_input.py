@@ -9,6 +9,9 @@ import httpx
 import openai
 import pytest
 from driftguard_engine.server import app as server_app
+from driftguard_engine.server.body import Body
+from driftguard_engine.server.openai.schemas import ChatBody, CompletionBody
+from pydantic import ValidationError
 
 from tests.engine.server.conftest import openai_client
 from tests.engine.server.fake_engine import FakeEngine
@@ -102,6 +105,47 @@ def test_chat_names_the_field(client: httpx.Client, body: dict[str, Any], param:
     assert response.status_code == 400
     assert response.json()["error"]["param"] == param
     assert reason in response.json()["error"]["message"]
+
+
+MANY = 5_000
+
+
+@pytest.mark.parametrize(
+    ("schema", "body"),
+    [
+        (CompletionBody, {"prompt": [None] * MANY}),
+        (CompletionBody, {"prompt": [1, *[None] * MANY]}),
+        (CompletionBody, {"prompt": [[None] * MANY]}),
+        (CompletionBody, {"prompt": "a", "stop": [""] * MANY}),
+        (CompletionBody, {"prompt": "a", **{str(number): 1 for number in range(MANY)}}),
+        (ChatBody, {"messages": [{}] * MANY}),
+        (ChatBody, {"messages": [{"role": "user", "content": [{}] * MANY}]}),
+    ],
+)
+def test_of_many_errors_few_are_made(schema: type[Body], body: dict[str, Any]) -> None:
+    """A million take seconds, in which no stream goes on."""
+    with pytest.raises(ValidationError) as caught:
+        schema.model_validate(body)
+    causes = [error.get("ctx", {}).get("error") for error in caught.value.errors()]
+    inner = [cause.__context__ for cause in causes if cause is not None]
+    made = [caught.value, *(error for error in inner if isinstance(error, ValidationError))]
+    assert sum(error.error_count() for error in made) < 10
+
+
+@pytest.mark.parametrize(
+    ("item", "status"), [('{"a": "[[{{"}', 400), ("[]", 400), (r'"\"[[{{\\"', 200), (r'"[[{{"', 200)]
+)
+def test_a_body_of_very_many_arrays_and_objects_is_not_parsed(
+    client: httpx.Client, item: str, status: int
+) -> None:
+    many = ",".join([item] * 20_000)
+    response = client.post(
+        "/v1/completions",
+        content=f'{{"prompt": "a", "max_tokens": 1, "metadata": {{"a": [{many}]}}}}',
+        headers={"Content-Type": "application/json"},
+    )
+    assert response.status_code == status
+    assert status == 200 or "more than 20000 arrays and objects" in response.json()["error"]["message"]
 
 
 def test_chat_without_a_template_is_a_bad_request(client: httpx.Client) -> None:

@@ -11,13 +11,12 @@ from typing import Any
 from jinja2 import TemplateError
 
 from driftguard_engine.core import InvalidRequest, Request, SamplingParams
-from driftguard_engine.server.openai.schemas import ChatBody, CompletionBody
+from driftguard_engine.server.openai.schemas import MAX_SEQUENCES, ChatBody, CompletionBody
 from driftguard_engine.server.prompt_limit import PromptLimit
 
 SEGMENT_HEADER = "X-DriftGuard-Segment"
 SESSION_HEADER = "X-DriftGuard-Session"
 MAX_LABEL_LENGTH = 256
-MAX_SEQUENCES = 128
 SEED_RANGE = 2**63
 
 

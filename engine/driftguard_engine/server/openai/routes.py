@@ -20,6 +20,7 @@ from driftguard_engine.core import (
 )
 from driftguard_engine.server.dependencies import Service, TheService
 from driftguard_engine.server.errors import openai_error
+from driftguard_engine.server.openai.bodies import BoundedRoute
 from driftguard_engine.server.openai.requests import (
     check_model,
     encode_chat,
@@ -40,7 +41,7 @@ from driftguard_engine.server.openai.schemas import ChatBody, CompletionBody
 from driftguard_engine.server.openai.sse import DONE, ClientGone, EventStream, event, unless_disconnected
 from driftguard_engine.server.runner import Submission
 
-router = APIRouter(prefix="/v1")
+router = APIRouter(prefix="/v1", route_class=BoundedRoute)
 CLIENT_CLOSED_REQUEST = 499  # nginx's code for logs; the client that would read it has gone
 
 

@@ -23,6 +23,7 @@ from pydantic import (
 from driftguard_engine.server.body import NOT_TEXT, Body, FieldError, Text
 
 MAX_CHOICES = 16
+MAX_SEQUENCES = 128  # of one request: prompts times choices
 MAX_STOP_SEQUENCES = 4
 MAX_STOP_CHARACTERS = 1_000  # of each stop string
 DEFAULT_COMPLETION_TOKENS = 16
@@ -60,6 +61,13 @@ def _not_empty(value: Any) -> Any:
     return value
 
 
+def _few_prompts(value: Any) -> Any:
+    """Before each of them is checked, on the event loop."""
+    if isinstance(value, list) and len(value) > MAX_SEQUENCES and not isinstance(value[0], int):
+        raise FieldError("prompt", f"{len(value)} prompts; one request may have at most {MAX_SEQUENCES}")
+    return value
+
+
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
@@ -74,13 +82,19 @@ OnlyTextModality = Annotated[Any, _only(["text"])]
 OnlyTextFormat = Annotated[Any, _only({"type": "text"})]
 OnlyNoTool = Annotated[Any, _only("none", "auto")]
 
+# Checking stops at the first wrong item: a million errors take seconds, on the event loop.
+Texts = Annotated[list[Text], Field(fail_fast=True)]
+TokenIds = Annotated[list[int], Field(fail_fast=True)]
 Prompt = Annotated[
-    Text | list[Text] | list[int] | list[list[int]],
+    Text | Texts | TokenIds | Annotated[list[TokenIds], Field(fail_fast=True)],
     _must_be("a string, a list of strings, a list of token ids, or a list of lists of token ids"),
     AfterValidator(_not_empty),
+    BeforeValidator(_few_prompts),
 ]
 StopText = Annotated[Text, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
-Stop = Annotated[list[StopText], BeforeValidator(_as_list), Field(max_length=MAX_STOP_SEQUENCES)]
+Stop = Annotated[
+    list[StopText], Field(fail_fast=True, max_length=MAX_STOP_SEQUENCES), BeforeValidator(_as_list)
+]
 
 
 class StreamOptions(Body):
@@ -159,7 +173,8 @@ class TextPart(Body):
 class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[
-        Text | list[TextPart], _must_be('a string or a list of parts {"type": "text", "text": "..."}')
+        Text | Annotated[list[TextPart], Field(fail_fast=True)],
+        _must_be('a string or a list of parts {"type": "text", "text": "..."}'),
     ] = ""
     name: Text | None = None
 
@@ -171,7 +186,7 @@ class Message(Body):
 
 
 class ChatBody(_Generation):
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     audio: Unsupported = None
