@@ -5,7 +5,7 @@ is routed. Imports none of the three.
 """
 
 from driftguard_http.connections import Bounded, ConnectionLimits, bounded_protocol
-from driftguard_http.guard import Guard, KeyCheck, Refusal, Route
+from driftguard_http.guard import Guard, KeyCheck, Refusal, Room, Route
 from driftguard_http.origins import Origins, is_loopback
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "KeyCheck",
     "Origins",
     "Refusal",
+    "Room",
     "Route",
     "bounded_protocol",
     "is_loopback",

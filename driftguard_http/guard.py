@@ -19,6 +19,8 @@ from driftguard_http.origins import SAFE_METHODS, Origins
 
 BODY_SECONDS: Final = 30.0  # for the body of a request,
 LEAST_BYTES_PER_SECOND: Final = 10_000  # and longer if it arrives at least as fast as this
+UNSHARED_BYTES: Final = 64_000  # of a body, read even if there is no room
+RETRY_AFTER_SECONDS: Final = 2
 DISCARDED_BYTES: Final = 1_000_000  # of a refused body, so that most senders can read the answer
 DISCARD_SECONDS: Final = 2.0
 CLOSE: Final = {"Connection": "close"}
@@ -28,12 +30,21 @@ class Refusal(HTTPException):
     """{detail}"""
 
 
+@dataclass(slots=True)
+class Room:
+    """Memory for the large bodies of all requests together, held until they are answered."""
+
+    free_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The requirements for a request before it is routed. `most_bytes`: of its body."""
+    """The requirements for a request before it is routed. `most_bytes`: of its body. `room`: for what exceeds
+    UNSHARED_BYTES of it; such a body gets BODY_SECONDS only. None: the application bounds that."""
 
     needs_key: bool
     most_bytes: int
+    room: Room | None = None
 
 
 # Raises Refusal if the value of the Authorization header (None: no header) is not a valid key.
@@ -71,7 +82,11 @@ class Guard:
         except Refusal as refusal:
             await self._refuse(refusal, scope, receive, send)
             return
-        await self._app(scope, _bounded(receive, route.most_bytes), send)
+        body = _Body(scope, receive, route)
+        try:
+            await self._app(scope, body.receive, send)
+        finally:
+            body.give_back()
 
     async def _admit(self, scope: Scope) -> Route:
         """Raises Refusal: 403 for a foreign Host or Origin, 401, 413."""
@@ -123,27 +138,50 @@ async def _is_discarded(scope: Scope, receive: Receive) -> bool:
     return False
 
 
-def _bounded(receive: Receive, most_bytes: int) -> Receive:
-    """Raises Refusal if the body becomes too large, or arrives too slowly."""
-    loop = asyncio.get_running_loop()
-    begun = loop.time()
-    size_bytes = 0
-    complete = False
+class _Body:
+    """The body of a request, as the application reads it."""
 
-    async def bounded() -> Message:
-        nonlocal size_bytes, complete
-        if complete:  # the next message only says that the client has disconnected
-            return await receive()
-        until = begun + BODY_SECONDS + size_bytes / LEAST_BYTES_PER_SECOND
+    def __init__(self, scope: Scope, receive: Receive, route: Route) -> None:
+        self._scope = scope
+        self._receive = receive
+        self._route = route
+        self._begun = asyncio.get_running_loop().time()
+        self._size_bytes = self._held_bytes = 0
+        self._complete = False
+
+    async def receive(self) -> Message:
+        """Raises Refusal if the body becomes too large, arrives too slowly, or has no room."""
+        if self._complete:  # the next message only says that the client has disconnected
+            return await self._receive()
+        until = self._begun + BODY_SECONDS
+        if not self._held_bytes:
+            until += self._size_bytes / LEAST_BYTES_PER_SECOND
         try:
             async with asyncio.timeout_at(until):
-                message = await receive()
+                message = await self._receive()
         except TimeoutError:
             raise Refusal(408, "the body arrived too slowly", headers=CLOSE) from None
-        size_bytes += len(message.get("body", b""))
-        complete = not message.get("more_body", False)
-        if size_bytes > most_bytes:
-            raise too_large(most_bytes)
+        self._size_bytes += len(message.get("body", b""))
+        self._complete = not message.get("more_body", False)
+        if self._size_bytes > self._route.most_bytes:
+            raise too_large(self._route.most_bytes)
+        if not self._has_room(self._size_bytes - UNSHARED_BYTES - self._held_bytes):
+            if not self._complete:
+                await _is_discarded(self._scope, self._receive)
+            headers = {"Retry-After": str(RETRY_AFTER_SECONDS), **CLOSE}
+            raise Refusal(429, "other large bodies are being processed; send it again later", headers=headers)
         return message
 
-    return bounded
+    def _has_room(self, size_bytes: int) -> bool:
+        room = self._route.room
+        if room is None or size_bytes <= 0:
+            return True
+        if size_bytes > room.free_bytes:
+            return False
+        room.free_bytes -= size_bytes
+        self._held_bytes += size_bytes
+        return True
+
+    def give_back(self) -> None:
+        if self._route.room is not None:
+            self._route.room.free_bytes += self._held_bytes

@@ -31,12 +31,13 @@ from driftguard_engine.server.openai import routes as openai_routes
 from driftguard_engine.server.prompt_limit import PromptLimit
 from driftguard_engine.server.runner import EngineRunner
 from driftguard_engine.telemetry.telemetry import Telemetry
-from driftguard_http import ConnectionLimits, Guard, Origins, Refusal, Route, bounded_protocol
+from driftguard_http import ConnectionLimits, Guard, Origins, Refusal, Room, Route, bounded_protocol
 from driftguard_http.origins import url_of
 
 log = structlog.get_logger("driftguard_engine.server")
 
 MAX_BODY_BYTES = 16_000_000
+LARGE_BODIES_BYTES = 256_000_000  # of all requests together
 MAX_ADMIN_BODY_BYTES = 64_000
 MOST_HEADER_BYTES = 32_768  # of a request, its first line included
 CONNECTIONS = ConnectionLimits(most=2_048, unread_seconds=120.0)  # people may read a streamed chat slowly
@@ -132,13 +133,14 @@ def create_app(service: Service, telemetry: Telemetry, options: ServeOptions | N
         await service.runner.stop()
         await asyncio.to_thread(telemetry.close)
 
+    room = Room(LARGE_BODIES_BYTES)
     app = FastAPI(title="DriftGuard engine", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service = service
     app.add_middleware(GZipMiddleware, minimum_size=1_000, compresslevel=3)
     app.add_middleware(
         Guard,
         origins=Origins(options.host, options.allowed_hosts, hint="see --allowed-host"),
-        route_of=lambda scope: _route_of(scope, service),
+        route_of=lambda scope: _route_of(scope, service, room),
         check_key=partial(check_key, service.admin_key_hash),
         answer=partial(_refused, service.metrics),
     )
@@ -150,11 +152,12 @@ def create_app(service: Service, telemetry: Telemetry, options: ServeOptions | N
     return app
 
 
-def _route_of(scope: Scope, service: Service) -> Route:
+def _route_of(scope: Scope, service: Service, room: Room) -> Route:
     is_admin = scope["path"].startswith("/admin")
     return Route(
         needs_key=is_admin and service.admin_key_hash is not None,
         most_bytes=MAX_ADMIN_BODY_BYTES if is_admin else MAX_BODY_BYTES,
+        room=room,
     )
 
 

@@ -24,6 +24,7 @@ CODES = {
     404: "not_found",
     405: "method_not_allowed",
     413: "request_too_large",
+    429: "no_room",
 }
 LONGEST_SHOWN_VALUE = 60
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import httpx
 import pytest
+from driftguard_engine.server import app
 from driftguard_engine.server.app import ServeOptions
 from driftguard_engine.server.auth import hash_of
 
+from driftguard_http import guard
 from tests.engine.server.fake_engine import FakeEngine
-from tests.engine.server.serving import served
+from tests.engine.server.serving import served, wait_until
 
 WRITES = ["/admin/drafts/v1/activate", "/admin/drafts", "/admin/speculation", "/v1/completions"]
 FOREIGN = [
@@ -58,6 +62,42 @@ def test_a_body_that_is_declared_too_large_is_not_read(
 ) -> None:
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {too_many}\r\n\r\n"
     assert _answered(client, head.encode()).startswith(b"HTTP/1.1 413 ")
+
+
+def test_large_bodies_share_a_room_and_small_ones_need_none(
+    fake: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "LARGE_BODIES_BYTES", 200_000)
+    large, small = {"prompt": "a" * 200_000}, {"prompt": "a", "max_tokens": 1}
+    with served(fake) as client:
+
+        def refused() -> bool:
+            answer = client.post("/v1/completions", json=large)
+            told = (answer.headers.get("retry-after"), answer.json()["error"]["code"])
+            return answer.status_code == 429 and told == ("2", "no_room")
+
+        with _half_a_body(client, 200_000):
+            wait_until(refused, "there was no room beside half a body")
+            assert client.post("/v1/completions", json=small).status_code == 200
+        wait_until(lambda: not refused(), "the room came back")
+
+
+def test_a_large_body_that_stalls_is_not_waited_for(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "BODY_SECONDS", 0.3)
+    with _half_a_body(client, 1_000_000) as connection:
+        assert connection.recv(65_536).startswith(b"HTTP/1.1 408 ")
+
+
+@contextmanager
+def _half_a_body(client: httpx.Client, size: int) -> Iterator[socket.socket]:
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {2 * size}\r\n\r\n"
+    with socket.create_connection(
+        (client.base_url.host, client.base_url.port or 0), timeout=30
+    ) as connection:
+        connection.sendall(head.encode() + b"a" * size)
+        yield connection
 
 
 def _answered(client: httpx.Client, request: bytes) -> bytes:
