@@ -7,13 +7,13 @@ from typing import Annotated, Any, Protocol, cast
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, Query, Request
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from driftguard.api import openapi_examples
 from driftguard.api.auth import require_key
 from driftguard.api.context import Context, get_context
 from driftguard.api.cursors import decode_cursor, encode_cursor
-from driftguard.api.filters import RunQuery, refuse_repeated, row_filter
+from driftguard.api.filters import RunQuery, refuse_repeated, row_filter, without_nul
 from driftguard.api.openapi import example, problem
 from driftguard.errors import Conflict, NotFound
 from driftguard.records.documents.retraining_run import RunNumbers, TrainingCurve
@@ -57,7 +57,11 @@ class RollBackBody(BaseModel):
     )
     server: str
     draft_version: str = Field(description="The draft in service; 409 if another one is in service by now.")
-    reason: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=2_000)]
+    reason: Annotated[
+        str,
+        StringConstraints(strip_whitespace=True, min_length=1, max_length=2_000),
+        AfterValidator(without_nul),  # else the engine would switch, and the database refuse to follow
+    ]
 
 
 class RolledBackModel(BaseModel):

@@ -151,7 +151,7 @@ def test_a_request_for_nothing_that_exists_is_refused(client: httpx.Client) -> N
 
 def test_a_rollback_names_what_it_takes_back_and_why(client: httpx.Client) -> None:
     body = {"server": "engine-1", "draft_version": "v1", "reason": "it loops"}
-    for field, value in (("server", "other"), ("reason", "  ")):
+    for field, value in (("server", "other"), ("reason", "  "), ("reason", "it\0loops")):
         answer = client.post("/api/v1/rollback", json={**body, field: value})
         assert answer.status_code == 422
         assert field in answer.text
