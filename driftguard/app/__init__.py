@@ -342,6 +342,19 @@ def create_app(sidecar: Sidecar) -> FastAPI:
     return app
 
 
+class _Announced(uvicorn.Server):
+    """Prints `ready` when it listens."""
+
+    def __init__(self, config: uvicorn.Config, ready: str) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            print(self._ready, flush=True)
+
+
 def run_sidecar(settings: Settings) -> None:
     """Serves until SIGTERM or Ctrl-C.
 
@@ -364,8 +377,8 @@ def run_sidecar(settings: Settings) -> None:
             access_log=False,
             timeout_graceful_shutdown=serving.REQUESTS_SECONDS,
         )
-        print(f"sidecar ready on {url} ({database.place})", flush=True)
-        has_ended = serving.serve(uvicorn.Server(config), listener, sidecar.stop_soon)
+        ready = f"sidecar ready on {url} ({database.place})"
+        has_ended = serving.serve(_Announced(config, ready), listener, sidecar.stop_soon)
     serving.exit_within(serving.EXIT_SECONDS if has_ended else 0.0)
 
 

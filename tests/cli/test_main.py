@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from datetime import UTC, datetime
 from importlib.machinery import ModuleSpec
 from importlib.metadata import version
@@ -230,30 +229,19 @@ def test_another_address_needs_a_key(tmp_path: Path) -> None:
 
 
 def test_the_sidecar_serves_and_stops_cleanly(tmp_path: Path) -> None:
-    port = free_port()
-    command = [sys.executable, "-m", "driftguard", "serve", "--port", str(port), "--data-dir", str(tmp_path)]
+    command = [sys.executable, "-m", "driftguard", "serve", "--port", "0", "--data-dir", str(tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
-        wait_until_ready(f"http://127.0.0.1:{port}", process)
-        status = driftguard("status", "--json", "--sidecar", f"http://127.0.0.1:{port}")
-        assert json.loads(status.stdout)["streams"] == []
-        page = httpx.get(f"http://127.0.0.1:{port}/")
+        assert process.stdout is not None
+        url = next(line for line in process.stdout if line.startswith("sidecar ready on ")).split()[3]
+        page = httpx.get(url)
         assert page.status_code == 200
         assert "<title>" in page.text
+        status = driftguard("status", "--json", "--sidecar", url)
+        assert json.loads(status.stdout)["streams"] == []
     finally:
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     assert "Traceback" not in output
     assert not (tmp_path / "postgres" / "postmaster.pid").exists(), "the embedded database was left running"
-
-
-def wait_until_ready(url: str, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            if httpx.get(f"{url}/readyz").status_code == 200:
-                return
-        except httpx.TransportError:
-            time.sleep(0.2)
-    pytest.fail(f"not ready: {process.poll()}")
