@@ -18,7 +18,8 @@ class DetectorConfig:
 
     `false_alarm_every` is A of the guarantee: while nothing changed, the expected number of requests
     until a false alarm (of either direction) is at least A. With `false_alarm_days` set, A becomes
-    max(false_alarm_every, days x the stream's requests per day, measured over its reference period).
+    max(false_alarm_every, days x the stream's requests per day), measured over its reference period at
+    first, and over its days from the first whole one on.
     """
 
     false_alarm_every: float = 100_000.0  # requests

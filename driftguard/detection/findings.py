@@ -315,7 +315,7 @@ class StreamSummary:
     ordinal: int  # of the last observation folded, -1 before the first
     requests: int  # all observations, drafted or not
     undrafted: int  # observations without a drafted token: counted, never evidence
-    requests_per_day: float  # measured over the reference period; 0 until then
+    requests_per_day: float  # of whole days, at first of the reference period; 0 until then
     false_alarm_every: float  # A in use, requests
     change_point: int | None  # of the open incident
     acceptance: Acceptance | None  # newest requests of all segments

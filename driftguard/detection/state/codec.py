@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from driftguard.detection.state.history import COMPACT_ROWS, FLOATS, WHOLE, History, Piece, row_of
 from driftguard.detection.state.stream_state import OpenIncident, StreamState
-from driftguard.detection.statistics.factors import Profile
+from driftguard.detection.statistics.factors import NOT_BEGUN, Profile
 from driftguard.detection.statistics.sessions import OpenSessions
 from driftguard.errors import DriftGuardError
 
@@ -159,6 +159,7 @@ class _State(msgspec.Struct, array_like=True):
     sessions: _Sessions
     in_session: int
     history: _History
+    day_begun: tuple[int, int, int] = (NOT_BEGUN, 0, 0)  # not in states of before
 
 
 def encode_state(state: StreamState) -> bytes:

@@ -22,7 +22,7 @@ from driftguard.detection.observations import ObservationBatch
 from driftguard.detection.state.history import History
 from driftguard.detection.statistics.baseline import FIRST_CHECK, SUMS
 from driftguard.detection.statistics.bets import BETS, LANES, NOT_CUT
-from driftguard.detection.statistics.factors import CELLS, Profiles, no_profiles
+from driftguard.detection.statistics.factors import CELLS, NOT_BEGUN, Profiles, no_profiles
 from driftguard.detection.statistics.level_shift import BINS, OF_BIN
 from driftguard.detection.statistics.long_run_variance import OF_BLOCKS, SCALES
 from driftguard.detection.statistics.sessions import OpenSessions
@@ -96,7 +96,7 @@ class StreamState:
     undrafted_in_a_row: int = 0
     first_ended_at: float = 0.0  # earliest and latest end of any observation, seconds since 1970
     last_ended_at: float = 0.0
-    requests_per_day: float = 0.0  # measured when the first segment became ready
+    requests_per_day: float = 0.0  # when the first segment became ready; then of whole days, see cycles.py
     steady_since: float = 0.0  # seconds since 1970: first segment ready, or the last incident ended
     k_newest: int = -1  # of a drafted request that told its K, see strata.py
     k_changes: int = 0
@@ -144,6 +144,8 @@ class StreamState:
     sessions: OpenSessions = field(default_factory=OpenSessions.empty)
     in_session: int = 0  # drafted requests that gave their session
     history: History = field(default_factory=History.empty)
+    # number of the day under way, requests before it, whole days that requests_per_day knows: see cycles.py
+    day_begun: tuple[int, int, int] = (NOT_BEGUN, 0, 0)
 
     @property
     def ready(self) -> NDArray[np.bool_]:

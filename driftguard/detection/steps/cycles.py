@@ -1,6 +1,12 @@
 """Cycles: where a day or a week ends, which requests it counts, and what changes when it is over. The
 effects (`factors.py`) are what they are during a whole cycle. A step of the fold therefore ends
 where a cycle ends that counts; one with too few requests is forgotten without a halt.
+
+The end of a day that counts also tells the stream's traffic, from which A follows: requests_per_day is that
+of the first whole day, then a mean in which a day counts for 1 / DAYS_OF_TRAFFIC, of the first few for as
+much as each of those before. So A follows the traffic, over a week because weekends are part of it, and is
+known before the requests that it is held against: as M_t - t is a supermartingale (`evidence.py`), the
+expected number of requests to a false alarm is at least the expected A at it.
 """
 
 from __future__ import annotations
@@ -19,6 +25,7 @@ from driftguard.detection.statistics.baseline import (
 )
 from driftguard.detection.statistics.factors import (
     ANSWER,
+    DAY,
     FACTORS,
     LEAST_REQUESTS,
     OF_TIME,
@@ -38,6 +45,8 @@ from driftguard.detection.steps.expectation import (
     effect_of_factors,
     line,
 )
+
+DAYS_OF_TRAFFIC = 7
 
 
 def cells_of(rows: Columns) -> Floats:
@@ -72,6 +81,20 @@ def cycles_begin(state: StreamState, row: Columns, ignore: float) -> tuple[Strea
             state = against_other_baselines(state, changed, place, int(row.ordinal[0]) - 1)
         findings += [_learned(state, factor, profile, int(code), row) for code in np.flatnonzero(changed)]
     return state, findings
+
+
+def with_traffic(state: StreamState, row: Columns, requests: int) -> StreamState:
+    """The state that knows the traffic of the day that ends before this row, with so many requests of the
+    stream before it. The first day is no whole one, nor is one that began while days did not count."""
+    profile, number = state.profiles[FACTORS.index(DAY)], DAY.number(row.ended_ms)
+    if not cycles_begun(profile.number, profile.strays, number)[0] or not counts(profile.current, DAY).any():
+        return state
+    begun, before, days = state.day_begun
+    per_day = state.requests_per_day
+    if begun == profile.number:
+        days = min(days + 1, DAYS_OF_TRAFFIC)
+        per_day += (requests - before - per_day) / days
+    return replace(state, requests_per_day=per_day, day_begun=(int(number[0]), requests, days))
 
 
 def against_other_baselines(

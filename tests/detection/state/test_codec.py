@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import zlib
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -32,6 +34,13 @@ def test_evidence_that_has_lost_its_age_begins_anew(stored: bytes) -> None:
     assert not found.stream_evidence.any()
     assert not found.stream_mean_start.any()
     assert (found.stratum_evidence == state.stratum_evidence).all()
+
+
+def test_a_state_that_knows_no_days_yet_goes_on(stored: bytes) -> None:
+    header = len(MAGIC) + 5
+    body = msgspec.msgpack.encode(msgspec.msgpack.decode(stored[header:])[:-1])
+    before = decode_state(stored[: header - 4] + zlib.crc32(body).to_bytes(4, "big") + body)
+    assert encode_state(before) == stored
 
 
 def test_another_version_is_told(stored: bytes) -> None:

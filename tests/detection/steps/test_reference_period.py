@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from driftguard.detection import BaselineReady, DetectorConfig, Finding, StreamState, describe
 from driftguard.errors import BadSettings
-from tests.detection.traffic import constant, fold_all, requests
+from tests.detection.traffic import START, constant, fold_all, requests
 
 
 def ready(findings: list[Finding]) -> list[BaselineReady]:
@@ -79,6 +81,16 @@ def test_false_alarm_setting_in_days_uses_the_streams_own_traffic() -> None:
     state, findings = fold_all(slow, config)
     assert ready(findings)[0].false_alarm_every == 100_000.0
     assert describe(config, state).requests_per_day == pytest.approx(24, rel=0.01)
+
+
+@pytest.mark.parametrize(("first", "then"), [(180.0, 17.28), (0.05, 60.0)])
+def test_the_false_alarm_setting_in_days_follows_the_traffic_of_whole_days(first: float, then: float) -> None:
+    """Started in a quiet hour; started with a burst of tests."""
+    config = DetectorConfig(false_alarm_days=90.0)
+    gaps = np.concatenate([np.full(600, first), np.full(round(3.0 * 86_400 / then), then)])
+    batch = requests(np.random.default_rng(7), np.full(len(gaps), 0.7))
+    state, _ = fold_all(replace(batch, ended_at=START + np.cumsum(gaps)), config)
+    assert describe(config, state).false_alarm_every == pytest.approx(90.0 * 86_400 / then, rel=0.01)
 
 
 @pytest.mark.parametrize(
