@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from typing import Final
 
 INTERVAL: Final = "$__rate_interval"
+WHOLE: Final = "$__range"
 SHOWN: Final = 20
+LATER: Final = "1e12"  # more than whatever is ranked: seconds, or places
 BEHIND_SECONDS: Final = 120  # more than a slow scrape and a slow round explain
 CLUSTER: Final = "cluster, namespace"  # where Prometheus has such labels, sidecars of one share a database
 
@@ -78,9 +80,12 @@ def ranked(name: str, label: str, values: Sequence[str], *matchers: str, by: Seq
 
 def largest(expression: str, *, of: str | None = None, by: Sequence[str] = ()) -> str:
     """The SHOWN series whose value is the largest at the end of the time shown: no chart tells more apart.
+    After them come those that had ended by then, as all have where the sidecar has died.
     `of`: another expression that decides, by whose labels `by` they are matched."""
     matched = f" on ({', '.join(by)})" if by else ""
-    return f"{expression} and{matched} topk({SHOWN}, last_over_time(({of or expression})[1m:30s] @ end()))"
+    value = of or expression
+    there, gone = (f"last_over_time(({value})[{over}] @ end())" for over in ("1m:30s", f"{WHOLE}:{INTERVAL}"))
+    return f"{expression} and{matched} topk({SHOWN}, {there} or {gone} - {LATER})"
 
 
 def _newest(gauges: str) -> str:

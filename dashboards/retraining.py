@@ -12,7 +12,6 @@ from dashboards.promql import chosen, is_
 PLACE: Final = ("server", "target")
 CHOSEN: Final = (chosen("server"), chosen("target"))
 NAME: Final = "{{server}} {{target}}"
-RANGE: Final = "$__range"
 
 
 def page() -> Page:
@@ -78,7 +77,7 @@ def _now() -> list[Panel]:
             "Finished promotions",
             "Runs in the time range shown that ended with a new draft in service, after it was watched. "
             "Those that are still watched are not counted.",
-            (_ended(RANGE, is_("outcome", "promoted")), "{{outcome}}"),
+            (_ended(promql.WHOLE, is_("outcome", "promoted")), "{{outcome}}"),
             unit="none",
             height=6,
         )
@@ -87,7 +86,7 @@ def _now() -> list[Panel]:
         panels.number(
             "Rollbacks",
             "Promoted drafts in the time range shown that did worse on live traffic and were rolled back.",
-            (_ended(RANGE, is_("outcome", "rolled_back")), "{{outcome}}"),
+            (_ended(promql.WHOLE, is_("outcome", "rolled_back")), "{{outcome}}"),
             unit="none",
             bad_above=1,
             height=6,

@@ -62,3 +62,20 @@ def test_what_a_sidecar_without_its_database_showed_last_is_left_out_beside_one_
         series("driftguard_source_condition", "b", f'{source},condition="unreachable"', "_x11 1x19"),
     ]
     check(tmp_path, found, query("driftguard-fleet", panel), "20m", expected)
+
+
+def test_a_chart_shows_what_was_there_and_first_what_is_there_at_the_end_of_the_time_shown(
+    tmp_path: Path,
+) -> None:
+    """At minute 20 of an hour."""
+    drawn = query("driftguard-fleet", "Verdicts over time").replace("@ end()", "@ 3600")
+    drawn = f"last_over_time(({drawn})[1m:1m] offset 40m)"
+    steady, degraded = (STREAM + f',verdict="{verdict}"' for verdict in ("steady", "degraded"))
+    dead = series("driftguard_stream_verdict", "a", steady, "1x30")
+    check(tmp_path, [dead], drawn, "60m", f"10 {{{STREAM}}}")
+    gone = [
+        series("driftguard_stream_verdict", "a", degraded.replace("chat", f"old-{number}"), "1x30")
+        for number in range(30)
+    ]
+    there = series("driftguard_stream_verdict", "a", steady, "1x60")
+    check(tmp_path, [*gone, there], f"sum({drawn} > 1)", "60m", "10 {}")
