@@ -307,7 +307,7 @@ def _health() -> list[Panel]:
             "The gauges of streams, incidents and retrainings are set every few seconds.",
             (
                 promql.age(
-                    promql.gauge("driftguard_detector_last_round_timestamp_seconds", by=("instance",))
+                    promql.gauge("driftguard_gauges_last_refresh_timestamp_seconds", by=("instance",))
                 ),
                 "{{instance}}",
             ),

@@ -79,3 +79,12 @@ def test_a_chart_shows_what_was_there_and_first_what_is_there_at_the_end_of_the_
     ]
     there = series("driftguard_stream_verdict", "a", steady, "1x60")
     check(tmp_path, [*gone, there], f"sum({drawn} > 1)", "60m", "10 {}")
+
+
+def test_the_age_of_the_gauges_is_that_of_the_gauges(tmp_path: Path) -> None:
+    found = [
+        series("driftguard_detector_last_round_timestamp_seconds", "a", "", "0+60x20"),
+        series("driftguard_gauges_last_refresh_timestamp_seconds", "a", "", "0+60x10 600x10"),
+    ]
+    expression = query("driftguard-fleet", "Time since the gauges were set")
+    check(tmp_path, found, expression, "20m", '600 {instance="a"}')
