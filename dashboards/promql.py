@@ -46,8 +46,10 @@ def summed_rate(name: str, *matchers: str, by: Sequence[str] = ()) -> str:
     return f"{_over('sum', by)}({rate(name, *matchers)})"
 
 
-def increase(name: str, over: str, *matchers: str) -> str:
-    return f"increase({series(name, *matchers)}[{over}])"
+def rise(name: str, over: str, *matchers: str, by: Sequence[str]) -> str:
+    """How much a counter rose that follows the database: all instances show the same, from their start on."""
+    found = f"{series(name, *matchers)}[{over}]"
+    return f"{_over('max', by)}(max_over_time({found})) - {_over('min', by)}(min_over_time({found}))"
 
 
 def gauge(name: str, *matchers: str, by: Sequence[str] = ()) -> str:

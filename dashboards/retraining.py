@@ -97,10 +97,10 @@ def _now() -> list[Panel]:
 
 
 def _ended(over: str, *matchers: str) -> str:
-    """Ended runs by outcome. The counter follows the database: several sidecars on one database show the
-    same."""
-    rose = promql.increase("driftguard_retrain_runs_total", over, *CHOSEN, *matchers)
-    return f"sum by (outcome) (max by ({', '.join((*PLACE, 'outcome'))}) ({rose}))"
+    """Ended runs by outcome."""
+    by = (*PLACE, "outcome")
+    rose = promql.rise("driftguard_retrain_runs_total", over, *CHOSEN, *matchers, by=by)
+    return f"sum by (outcome) ({rose})"
 
 
 def _runs() -> list[Panel]:

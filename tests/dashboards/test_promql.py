@@ -88,3 +88,15 @@ def test_the_age_of_the_gauges_is_that_of_the_gauges(tmp_path: Path) -> None:
     ]
     expression = query("driftguard-fleet", "Time since the gauges were set")
     check(tmp_path, found, expression, "20m", '600 {instance="a"}')
+
+
+@pytest.mark.parametrize("panel", ["Rollbacks", "Ended runs"])
+def test_runs_that_ended_are_counted_through_a_change_of_the_address(tmp_path: Path, panel: str) -> None:
+    """The new process begins with the number in the database."""
+    labels = 'server="chat",target="llama",outcome="rolled_back"'
+    found = [
+        series("driftguard_retrain_runs_total", "a", labels, "0x10 1x10 2x5 3x5 stale"),
+        series("driftguard_retrain_runs_total", "b", labels, "_x32 3x5 4x5 5x10"),
+    ]
+    expression = query("driftguard-retraining", panel).replace("[2m]", "[60m]")
+    check(tmp_path, found, expression, "50m", '5 {outcome="rolled_back"}')
