@@ -158,6 +158,8 @@ def _streams() -> list[Panel]:
 
 
 def _incidents() -> list[Panel]:
+    by = ("destination", "event", "outcome")
+    attempts = promql.summed_rate("driftguard_notifications_total", by=by)
     return [
         _open_incidents(),
         panels.lines(
@@ -171,10 +173,7 @@ def _incidents() -> list[Panel]:
         panels.lines(
             "Attempts to notify",
             "Attempts per second to deliver a notification, by destination and outcome.",
-            (
-                promql.summed_rate("driftguard_notifications_total", by=("destination", "event", "outcome")),
-                "{{destination}} {{event}}: {{outcome}}",
-            ),
+            (f"{attempts} > 0", "{{destination}} {{event}}: {{outcome}}"),
             unit="cps",
             width=8,
         ).no_value("Nothing was to be told"),

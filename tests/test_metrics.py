@@ -69,6 +69,12 @@ def test_streams_beyond_the_limit_are_counted_together_and_the_first_keep_their_
     assert left_out == 2
 
 
+@pytest.mark.parametrize("destination", ["alertmanager", "webhook"])
+def test_the_first_page_of_its_kind_is_an_increase(destination: str) -> None:
+    labels = {"destination": destination, "event": "firing", "outcome": "failed"}
+    assert Metrics().registry.get_sample_value("driftguard_notifications_total", labels) == 0
+
+
 def test_an_incident_that_ended_is_no_longer_counted() -> None:
     metrics = filled()
     metrics.incidents.set_open([])
