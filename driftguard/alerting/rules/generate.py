@@ -78,7 +78,8 @@ def kubernetes_manifest(parameters: RuleParameters) -> str:
 def _gauge(clusters: Sequence[str], by: str, selector: str) -> str:
     """The largest by these labels, of the sidecars whose gauges are not behind."""
     behind = f"on ({', '.join(clusters)}, instance, job) instance:driftguard_gauges_behind:seconds"
-    return f"max by ({', '.join(clusters)}, {by}) ({selector} unless {behind})"
+    labels = ", ".join([*clusters, by] if by else clusters)
+    return f"max by ({labels}) ({selector} unless {behind})"
 
 
 def _days(number: int) -> str:
