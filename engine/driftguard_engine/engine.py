@@ -229,23 +229,30 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """Queues a request. Raises InvalidRequest, EngineBusy."""
-        check_request(
-            request,
-            max_length=self.max_length,
-            vocabulary=self._target.model.vocabulary,
-            max_speculative_tokens=self.config.max_speculative_tokens,
-        )
+        self.submit_all([request])
+
+    def submit_all(self, requests: Sequence[Request]) -> None:
+        """Queues all of them or none. Raises InvalidRequest, EngineBusy."""
+        for request in requests:
+            check_request(
+                request,
+                max_length=self.max_length,
+                vocabulary=self._target.model.vocabulary,
+                max_speculative_tokens=self.config.max_speculative_tokens,
+            )
         with self._changed:
-            if request.request_id in self._known:
-                raise InvalidRequest(
-                    f"request_id: {request.request_id!r} is already in the engine", field="request_id"
-                )
-            if len(self._known) >= self.config.max_batch + self.config.max_waiting:
+            for request in requests:
+                if request.request_id in self._known:
+                    raise InvalidRequest(
+                        f"request_id: {request.request_id!r} is already in the engine", field="request_id"
+                    )
+            if len(self._known) + len(requests) > self.config.max_batch + self.config.max_waiting:
                 raise EngineBusy(
                     f"the queue is full ({self.config.max_waiting} requests wait); try again later"
                 )
-            self._known.add(request.request_id)
-            self._inbox.append((request, _now()))
+            now = _now()
+            self._known.update(request.request_id for request in requests)
+            self._inbox.extend((request, now) for request in requests)
             self._changed.notify_all()
 
     def abort(self, request_id: str) -> None:
@@ -352,8 +359,10 @@ class Engine:
     def _abort(self, request_id: str) -> RequestOutput:
         sequence = self._sequences.get(request_id)
         if sequence is None:
-            # It never ran: a sequence without slot and draft stands for it.
-            sequence = self._sequence(*self._queued.pop(request_id), slot=-1, draft=_OFF)
+            # It never ran: a sequence without a slot stands for it, with the draft that it would have now.
+            request, moment = self._queued.pop(request_id)
+            draft = self._drafts.in_service if self._speculates(request) else _OFF
+            sequence = self._sequence(request, moment, slot=-1, draft=draft)
         output = sequence.end("abort", _now())
         self._leave(sequence)
         return output
@@ -363,13 +372,15 @@ class Engine:
         admitted = []
         for admission in self._scheduler.admit():
             request, moment = self._queued.pop(admission.request_id)
-            wanted = request.params.num_speculative_tokens
-            draft = _OFF if wanted == 0 or not self._speculation else self._drafts.acquire()
+            draft = self._drafts.acquire() if self._speculates(request) else _OFF
             sequence = self._sequence(request, moment, admission.slot, draft)
             self._sequences[request.request_id] = sequence
             self._scheduler.begin(request.request_id, None if draft.drafter is None else draft.prefixes)
             admitted.append(sequence)
         return admitted
+
+    def _speculates(self, request: Request) -> bool:
+        return self._speculation and request.params.num_speculative_tokens != 0
 
     def _sequence(self, request: Request, moment: Moment, slot: int, draft: LoadedDraft) -> RunningSequence:
         wanted = request.params.num_speculative_tokens
@@ -394,9 +405,10 @@ class Engine:
             output = sequence.token_ids[len(sequence.request.prompt_token_ids) :]
             self._past.add(output, params.seed if params.temperature > 0 else None)
         self._scheduler.remove(request_id)
-        self._decoder.forget(sequence)
-        if self._sequences.pop(request_id, None) is not None and sequence.draft is not _OFF:
-            self._drafts.release(sequence.draft)
+        if self._sequences.pop(request_id, None) is not None:
+            self._decoder.forget(sequence)
+            if sequence.draft is not _OFF:
+                self._drafts.release(sequence.draft)
         with self._changed:
             self._known.discard(request_id)
             self._aborts.discard(request_id)

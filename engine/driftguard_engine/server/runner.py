@@ -13,7 +13,7 @@ from types import TracebackType
 
 import structlog
 
-from driftguard_engine.core import EngineError, EngineUnavailable, FinishedRequest, Request, RequestOutput
+from driftguard_engine.core import EngineUnavailable, FinishedRequest, Request, RequestOutput
 from driftguard_engine.engine import Engine
 
 log = structlog.get_logger("driftguard_engine.runner")
@@ -93,14 +93,9 @@ class EngineRunner:
         """Queues all of them or none. Raises InvalidRequest, EngineBusy, EngineUnavailable."""
         self._check_available()
         submission = Submission(self, requests)
-        for index, request in enumerate(requests):
-            try:
-                self._engine.submit(request)
-            except EngineError:
-                self.release({queued.request_id for queued in requests[:index]})
-                raise
-            self._submissions[request.request_id] = submission
-            self._idle.clear()
+        self._engine.submit_all(requests)
+        self._submissions |= {request.request_id: submission for request in requests}
+        self._idle.clear()
         return submission
 
     def release(self, request_ids: set[str]) -> None:

@@ -27,7 +27,7 @@ def test_running_and_waiting_requests_can_be_aborted(new_engine: Callable[..., E
     done = finished(outputs)
     assert {name: each.finish_reason for name, each in done.items()} == {"a": "abort", "c": "abort"}
     assert 0 < len(done["a"].output_token_ids) < 20
-    assert (done["c"].output_token_ids, done["c"].counts.steps, done["c"].draft.method) == ((), 0, "none")
+    assert (done["c"].output_token_ids, done["c"].counts.steps, done["c"].draft) == ((), 0, engine.draft)
     done = finished(outputs + drain(engine))
     assert done["b"].output_token_ids == done["d"].output_token_ids == alone
     assert engine.step() == []

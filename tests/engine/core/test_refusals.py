@@ -404,8 +404,11 @@ def test_bad_prompts_are_refused(engine: Engine) -> None:
 
 
 def test_a_full_queue_and_a_doubled_id_are_refused_and_lose_nothing(engine: Engine) -> None:
-    for name in "abc":
+    for name in "ab":
         engine.submit(request(name))
+    with pytest.raises(EngineBusy, match="queue is full"):
+        engine.submit_all([request("c"), request("d")])
+    engine.submit(request("c"))
     with pytest.raises(InvalidRequest, match="'a' is already in the engine"):
         engine.submit(request("a"))
     with pytest.raises(EngineBusy, match="queue is full"):

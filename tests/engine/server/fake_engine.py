@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -48,12 +49,12 @@ class FakeEngine(Engine):
         self._live: dict[str, tuple[Request, list[int], SpeculationCounts]] = {}
         self._to_abort: set[str] = set()
 
-    def submit(self, request: Request) -> None:
+    def submit_all(self, requests: Sequence[Request]) -> None:
         with self._wake:
-            if len(self._live) >= self.config.max_waiting:
+            if len(self._live) + len(requests) > self.config.max_waiting:
                 raise EngineBusy(f"the queue is full ({self.config.max_waiting} requests wait)")
-            self.seen.append(request)
-            self._live[request.request_id] = (request, [], SpeculationCounts())
+            self.seen.extend(requests)
+            self._live |= {request.request_id: (request, [], SpeculationCounts()) for request in requests}
             self._wake.notify_all()
 
     def abort(self, request_id: str) -> None:
