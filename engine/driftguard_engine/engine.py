@@ -18,6 +18,7 @@ from driftguard_engine.config import EngineConfig, InvalidConfig
 from driftguard_engine.core import (
     DraftInfo,
     EngineBusy,
+    EngineError,
     EngineUnavailable,
     InvalidModel,
     InvalidRequest,
@@ -37,7 +38,7 @@ from driftguard_engine.drafters.factory import (
 )
 from driftguard_engine.drafters.loaded import NO_DRAFT, Drafts, LoadedDraft
 from driftguard_engine.drafters.past_outputs import PastOutputs
-from driftguard_engine.drafters.state_file import SavedDraft, save_draft
+from driftguard_engine.drafters.state_file import SavedDraft, check_writable, save_draft
 from driftguard_engine.kernels.backend import backend_of
 from driftguard_engine.kv_cache import Span
 from driftguard_engine.models import device_memory
@@ -81,6 +82,8 @@ class Engine:
         if config.device == "cuda":
             # cuDNN makes a plan for each new length of a sequence, which takes tens of milliseconds or more.
             torch.backends.cuda.enable_cudnn_sdp(False)
+        if config.state_dir is not None:
+            check_writable(config.state_dir)  # now, and not when the first draft is promoted
         self._placement = placement_of(config)
         if target is None:
             wanted = [("target", config.target)]
@@ -125,7 +128,8 @@ class Engine:
     def load_draft(self, directory: str, version: str | None = None) -> DraftInfo:
         """Loads a draft, not yet in service, and prepares its steps while requests run.
 
-        Where its version is loaded already, that one stays. One at a time: a second call waits. Raises
+        Where its version is loaded already, that one stays; of others that have never served the oldest are
+        freed. One at a time: a second call waits. Raises
         InvalidModel, and EngineUnavailable after `stop_loading`.
         """
         with self._loading:
@@ -135,6 +139,8 @@ class Engine:
             present = self._drafts.present(wanted)
             if present is not None:
                 return present
+            with self._swapping:
+                self._drafts.make_room()
             shares = wanted.method == "hybrid" and wanted.directory == serving.info.directory
             if wanted.method in WITH_WEIGHTS and not shares:
                 self._check_fits(directory)
@@ -189,17 +195,22 @@ class Engine:
             logger.error("steps are slower than they could be: %s", slow)
 
     def swap_draft(self, version: str) -> DraftInfo:
-        """Puts a loaded draft into service for requests that start from now on. Raises UnknownDraft.
+        """Puts a loaded draft into service for requests that start from now on.
 
-        The draft is first saved in config.state_dir, so that it also serves after a restart.
+        The draft is first saved in config.state_dir, so that it also serves after a restart. Raises
+        UnknownDraft, and EngineError where it cannot be saved.
         """
         with self._swapping:  # so that the draft saved last is the one that serves
             info = self._drafts.find(version)
             if self.config.state_dir is not None:
-                configured = configured_draft(self.config)
-                save_draft(
-                    self.config.state_dir, SavedDraft(configured, info.directory, version, info.corpus)
-                )
+                saved = SavedDraft(configured_draft(self.config), info.directory, version, info.corpus)
+                try:
+                    save_draft(self.config.state_dir, saved)
+                except OSError as error:
+                    raise EngineError(
+                        f"draft {version} is not in service: {self.config.state_dir} cannot be written to "
+                        f"({error})"
+                    ) from error
             return self._drafts.swap(version)
 
     def set_speculation(self, enabled: bool) -> None:

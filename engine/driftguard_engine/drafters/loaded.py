@@ -12,6 +12,7 @@ from driftguard_engine.prefix_cache import PrefixCache
 
 logger = logging.getLogger(__name__)
 
+MOST_NEVER_SERVED = 2  # a second load may come between a load and the swap that belongs to it
 NO_DRAFT = DraftInfo("none", "none", "none")
 
 
@@ -34,7 +35,7 @@ class Drafts:
 
     A draft that was swapped out stays until its last request has ended; then its memory is freed. One
     without a directory stays loaded: it needs hardly any memory (n-gram lookup, none), or is a part of the
-    target (its own layer for multi-token prediction).
+    target (its own layer for multi-token prediction). Of those that have never served the newest stay.
     """
 
     def __init__(self, first: LoadedDraft) -> None:
@@ -81,6 +82,20 @@ class Drafts:
                 field="version",
             )
         return found
+
+    def make_room(self) -> None:
+        """For a draft that is about to be loaded: frees the oldest of those that have never served."""
+        with self._lock:
+            never_served = [
+                version
+                for version, draft in self._loaded.items()
+                if draft is not self._serving
+                and version not in self._leaving
+                and draft.info.directory is not None
+            ]
+            for version in never_served[: len(never_served) + 1 - MOST_NEVER_SERVED]:
+                del self._loaded[version]
+                logger.info("draft %s was never in service; its memory is freed for another one", version)
 
     def add(self, draft: LoadedDraft) -> DraftInfo:
         """Its version must not be present."""

@@ -7,6 +7,9 @@ import logging
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
+
+from driftguard_engine.config import InvalidConfig
 
 FILE_NAME = "draft_in_service.json"
 
@@ -23,8 +26,18 @@ class SavedDraft:
     corpus: str | None = None
 
 
+def check_writable(state_dir: Path) -> None:
+    """Raises InvalidConfig."""
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=state_dir):
+            pass
+    except OSError as error:
+        raise InvalidConfig(f"state_dir: {state_dir} cannot be written to ({error})") from error
+
+
 def save_draft(state_dir: Path, draft: SavedDraft) -> None:
-    """Replaces the file atomically: after a crash it is the old one or the new one."""
+    """Replaces the file atomically: after a crash it is the old one or the new one. Raises OSError."""
     state_dir.mkdir(parents=True, exist_ok=True)
     partial = state_dir / f".{FILE_NAME}.partial"  # fixed: the next save overwrites what a crash left
     with partial.open("w", encoding="utf-8") as file:

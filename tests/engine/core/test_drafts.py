@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from driftguard_engine.config import EngineConfig
-from driftguard_engine.core import InvalidModel, UnknownDraft
+from driftguard_engine.config import EngineConfig, InvalidConfig
+from driftguard_engine.core import EngineError, InvalidModel, UnknownDraft
 from driftguard_engine.drafters.loaded import NO_DRAFT
 from driftguard_engine.engine import Engine
 
@@ -270,6 +270,34 @@ def test_the_promoted_draft_serves_after_a_restart(
     promoted = engine.swap_draft("promoted")
     assert new_engine(state_dir=tmp_path / "state").draft == promoted
     assert [path.name for path in (tmp_path / "state").iterdir()] == ["draft_in_service.json"]
+
+
+def test_a_state_directory_that_cannot_be_written_to_is_named(
+    new_engine: Callable[..., Engine], better: str, tmp_path: Path
+) -> None:
+    state = tmp_path / "state"
+    state.touch()
+    with pytest.raises(InvalidConfig, match=rf"^state_dir: {state} cannot be written to"):
+        new_engine(state_dir=state)
+    state.unlink()
+    engine = new_engine(state_dir=state)
+    configured = engine.draft
+    engine.load_draft(better)
+    state.rmdir()
+    state.touch()
+    with pytest.raises(EngineError, match=rf"draft v2 is not in service: {state} cannot be written to"):
+        engine.swap_draft("v2")
+    assert engine.draft == configured
+
+
+def test_of_drafts_that_were_never_in_service_the_two_newest_stay(
+    new_engine: Callable[..., Engine], better: str
+) -> None:
+    engine = new_engine()
+    configured = engine.draft
+    for version in ("v2", "v3", "v4"):
+        engine.load_draft(better, version)
+    assert [draft.version for draft in engine.drafts] == [configured.version, "v3", "v4"]
 
 
 def test_a_promoted_draft_that_is_gone_is_missed_loudly(
