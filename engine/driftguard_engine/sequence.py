@@ -100,10 +100,11 @@ class RunningSequence:
             if token in ends:
                 kept, reason = kept[: index + 1], "stop"
                 break
+        shown = kept if reason is None else kept[:-1]  # not all tokenizers call all ending tokens special
         if not self.request.params.stop:
-            return kept, self._detokenizer.push(kept), reason
+            return kept, self._detokenizer.push(shown), reason
         text = ""
-        for index, token in enumerate(kept):
+        for index, token in enumerate(shown):
             # One by one: the token that completes a stop string is the last one counted.
             text += self._stop.push(self._detokenizer.push([token]))
             if self._stop.stopped:

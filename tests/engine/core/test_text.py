@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -152,6 +153,21 @@ def test_eos_ends_the_output_unless_it_is_ignored(new_engine: Callable[..., Engi
         engine, request("i", "xyz", 60, temperature=1.5, seed=int(stopped[0].request.request_id))
     )["i"]
     assert len(ignoring.output_token_ids) == 60
+
+
+@pytest.mark.parametrize("stop", [(), ("zz",)])
+def test_a_token_that_ends_the_output_is_no_text(
+    new_engine: Callable[..., Engine], stop: tuple[str, ...]
+) -> None:
+    """Also where the tokenizer does not call it special."""
+    engine = new_engine()
+    free = serve(engine, request())["r"]
+    end = free.output_token_ids[5]
+    count = free.output_token_ids.index(end)
+    engine = Engine(engine.config, target=replace(engine._target, eos_token_ids=frozenset({end})))
+    cut = serve(engine, request(stop=stop, ignore_eos=False))["r"]
+    assert (cut.finish_reason, cut.output_token_ids) == ("stop", free.output_token_ids[: count + 1])
+    assert cut.text == engine.tokenizer.decode(free.output_token_ids[:count])
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 7])
