@@ -162,6 +162,10 @@ class ScrapeLoop:
                 await asyncio.to_thread(self._write, [self._found[server] for server in sorted(changed)])
             except DatabaseUnavailable:
                 self._changed |= changed  # not logged here: the ingest reports the outage
+            except Exception:
+                self._changed |= changed
+                self._metrics.loops.failures.labels("scraping").inc()
+                log.exception("results of scrapes could not be stored and will be tried again")
 
     def _write(self, states: Sequence[stored.SourceState]) -> None:
         with self._database.session() as session:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,12 +12,14 @@ from typing import Any
 import httpx
 import pytest
 from sqlalchemy import func, select
+from sqlalchemy.orm import Session
 
 from driftguard.app import Sidecar, create_app
 from driftguard.settings import Settings
 from driftguard.sources import scrape_loop
 from driftguard.sources.scrape import scrape
 from driftguard.sources.source import Scraped
+from driftguard.store import sources as stored
 from driftguard.store.database import Database
 from driftguard.store.tables import Record, ServerStart
 from tests.adapters.fake_engines import FakeVllm
@@ -65,7 +67,7 @@ def server() -> Iterator[Served]:
         yield running
 
 
-def test_the_status_names_every_server_and_what_to_do_and_a_failure_is_counted(
+def test_the_status_names_every_server_and_what_to_do_and_a_failure_is_counted_and_outlived(
     database: Database, tmp_path: Path, server: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = FakeVllm()
@@ -80,13 +82,21 @@ def test_the_status_names_every_server_and_what_to_do_and_a_failure_is_counted(
         {"url": f"{server.url}/sglang", "server": "code", "kind": "sglang"},
     ]
     failures = iter([RuntimeError("nobody foresaw it")])
+    failures_to_store = iter([RuntimeError("nor that")])
 
     async def failing_once(*arguments: Any) -> Scraped:
         for failure in failures:
             raise failure
         return await scrape(*arguments)
 
+    def stored_at_last(session: Session, states: Sequence[stored.SourceState]) -> None:
+        for failure in failures_to_store:
+            raise failure
+        store(session, states)
+
+    store = stored.store
     monkeypatch.setattr(scrape_loop, "scrape", failing_once)
+    monkeypatch.setattr(stored, "store", stored_at_last)
     with sidecar(database, tmp_path, sources) as client:
         status = until(
             client,
@@ -113,7 +123,7 @@ def test_the_status_names_every_server_and_what_to_do_and_a_failure_is_counted(
         page, metrics = client.get("/").text, client.get("/metrics").text
         assert "--enable-metrics" in page
         assert 'driftguard_source_up{kind="vllm",source="chat"} 1.0' in metrics
-        assert 'driftguard_loop_failures_total{loop="scraping"} 1.0' in metrics
+        assert 'driftguard_loop_failures_total{loop="scraping"} 2.0' in metrics
         assert client.get("/readyz").json()["status"] == "ready"
 
 
