@@ -26,7 +26,7 @@ from driftguard.store.database import Database
 from driftguard.store.keys import create_key
 from tests.adapters.fake_engines import FakeVllm
 from tests.alerting.http_receiver import http_receiver, wait_until
-from tests.api.ingest_server import serving
+from tests.api.ingest_server import read_only, serving
 from tests.sources.served import ok, served
 
 PLAIN = "vllm:generation_tokens_total 5\nvllm:num_requests_running 0\n"
@@ -146,6 +146,15 @@ def test_a_database_without_tables_and_one_that_is_ahead(tmp_path: Path, empty_d
     ahead = patient.checked()["schema"]
     assert "9999, which is newer than this version knows" in ahead["found"]
     assert "newer" in ahead["fix"]
+
+
+def test_a_database_that_may_only_be_read(tmp_path: Path, database: Database) -> None:
+    patient = Patient(tmp_path, database.libpq_url)
+    with read_only(database):
+        found = patient.checked()["database writes"]
+    assert found["state"] == "failed"
+    assert "in a read-only transaction" in found["found"]
+    assert "no standby" in found["fix"]
 
 
 def test_an_embedded_database_that_was_never_started_is_not_made(tmp_path: Path) -> None:
