@@ -85,7 +85,9 @@ class CaptureSender:
             return FORBIDDEN_SECONDS
         except DriftGuardError as error:
             log.error("the sidecar refuses token ids: %s", error.detail)
-        return LINGER_SECONDS
+        else:
+            self._most_at_once = min(2 * self._most_at_once, MOST_AT_ONCE)
+        return 0.0 if len(self._waiting) >= self._most_at_once else LINGER_SECONDS
 
     def _put_back(self, batch: list[Captured]) -> None:
         self._waiting.extendleft(reversed(batch[: MOST_WAITING - len(self._waiting)]))
