@@ -102,7 +102,7 @@ def accept_new_level(incident_id: UUID, body: Reason, context: AnyContext) -> In
     already resolved, or was not opened by the detector (but because the target was replaced)."""
     with context.database.session() as session:
         incidents.accept_level(session, incident_id, body.reason, datetime.now(UTC))
-        return detail(session, incident_id, context)
+        return detail(session, incident_id, context, with_text=True)  # the key has been checked
 
 
 @router.post("/{incident_id}/usual", dependencies=[Depends(require_key)], responses=_CHANGED)
@@ -112,13 +112,13 @@ def take_as_usual(incident_id: UUID, body: Reason, context: AnyContext) -> Incid
     incident is already resolved, repeats none before it, or has turned out to differ from it."""
     with context.database.session() as session:
         incidents.take_as_usual(session, incident_id, body.reason, datetime.now(UTC))
-        return detail(session, incident_id, context)
+        return detail(session, incident_id, context, with_text=True)  # the key has been checked
 
 
 def _move(context: Context, incident_id: UUID, to_state: State, reason: str) -> IncidentDetail:
     with context.database.session() as session:
         incidents.move(session, incident_id, to_state, reason, datetime.now(UTC))
-        return detail(session, incident_id, context)
+        return detail(session, incident_id, context, with_text=True)  # the key has been checked
 
 
 def detail(

@@ -42,9 +42,11 @@ def incident_id(database: Database) -> UUID:
     return found
 
 
-def shown(client: httpx.Client, incident_id: UUID, key: str | None = None) -> object:
+def shown(client: httpx.Client, incident_id: UUID, key: str | None = None, move: str | None = None) -> object:
+    """By the incident itself, or by the answer to a move of it."""
+    path, method, body = (f"/{move}", "POST", {"reason": "seen"}) if move else ("", "GET", None)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    answer = client.get(f"/api/v1/incidents/{incident_id}", headers=headers)
+    answer = client.request(method, f"/api/v1/incidents/{incident_id}{path}", headers=headers, json=body)
     if answer.status_code != 200:
         return answer.status_code
     (example,) = answer.json()["diagnosis"]["examples"]
@@ -69,7 +71,8 @@ def test_they_are_shown_to_whoever_may_read_captured_text(
     sidecar = Sidecar(Settings(data_dir=tmp_path, **settings), database, "http://sidecar")
     with serving(create_app(sidecar)) as client:
         assert shown(client, incident_id) == without_key
-        assert shown(client, incident_id, key) == [7, 8]
+        for move in (None, "acknowledge", "accept"):
+            assert shown(client, incident_id, key, move) == [7, 8]
         if settings["host"] != "127.0.0.1":
             assert shown(client, incident_id, "dg_nonsense") == 401
 
