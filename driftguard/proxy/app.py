@@ -27,7 +27,7 @@ from driftguard.proxy.listening import ADMIN_HOST, BACKLOG, listeners_of
 from driftguard.proxy.metrics import CONTENT_TYPE, ProxyMetrics
 from driftguard.proxy.upstream import Upstream
 from driftguard.proxy.workers import Worker, supervise
-from driftguard.settings import ProxySettings
+from driftguard.settings import ProxySettings, is_readable_url
 from driftguard_http import ConnectionLimits, Origins
 from driftguard_http.open_files import raise_limit
 from driftguard_http.origins import url_of
@@ -62,6 +62,8 @@ def check(settings: ProxySettings) -> None:
     if settings.upstream is None:
         raise BadSettings("proxy.upstream: needed; give --upstream http://HOST:PORT")
     for name, url in (("upstream", settings.upstream), ("sidecar", settings.sidecar)):
+        if not is_readable_url(url):
+            raise BadSettings(f"proxy.{name}: its host or port cannot be read")
         parts = urlsplit(url)
         if "@" in (parts.netloc or url):
             raise BadSettings(f"proxy.{name}: holds a user or password, which error messages would show")

@@ -20,6 +20,7 @@ from driftguard.settings.model import (
     ScrapingSettings,
     Settings,
     SourceSettings,
+    is_readable_url,
 )
 
 __all__ = [
@@ -40,4 +41,5 @@ __all__ = [
     "ScrapingSettings",
     "Settings",
     "SourceSettings",
+    "is_readable_url",
 ]

@@ -12,10 +12,12 @@ import os
 import tomllib
 from collections.abc import Iterator
 from difflib import get_close_matches
+from json import JSONDecodeError
 from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_settings import SettingsError
 
 from driftguard.errors import BadSettings
 from driftguard.settings import ORDER_VARIABLES, PREFIX, URL_PATTERN, Settings
@@ -53,6 +55,8 @@ def load_settings(config: Path | None = None, **overrides: Any) -> Settings:
         return FromFile(**{key: value for key, value in overrides.items() if value is not None})
     except ValidationError as error:
         raise BadSettings("; ".join(_readable(item) for item in error.errors())) from None
+    except SettingsError as error:
+        raise BadSettings(_not_json(error)) from None
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -71,6 +75,16 @@ def _unknown_variables() -> Iterator[str]:
             top = name.removeprefix(PREFIX).split("__")[0].lower()
             if top not in Settings.model_fields:
                 yield name
+
+
+def _not_json(error: SettingsError) -> str:
+    cause = error.__cause__
+    if not isinstance(cause, JSONDecodeError):
+        return str(error)
+    named = [
+        name for name, value in os.environ.items() if name.startswith(PREFIX) and value == cause.doc
+    ]  # the error does not tell which variable it was
+    return f'{", ".join(named)}: not JSON ({cause}); lists and tables are JSON in variables, such as ["a"]'
 
 
 def _names() -> list[str]:

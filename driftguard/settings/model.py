@@ -6,8 +6,9 @@ import re
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -15,6 +16,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from driftguard.errors import BadSettings
 from driftguard.masking import address
 
 PREFIX = "DRIFTGUARD_"
@@ -41,14 +43,31 @@ _ALERT_LABELS: Final = frozenset(
     {"alertname", "server", "target", "draft_version", "method", "severity", "incident"}
 )
 
+
+def _with_host_and_port(url: str) -> str:
+    if not is_readable_url(url):
+        raise ValueError("its host or port cannot be read")
+    return url
+
+
+def is_readable_url(url: str) -> bool:
+    """Whether its host and port are those of an address."""
+    try:
+        _ = urlsplit(url).port
+    except ValueError:
+        return False
+    return True
+
+
 Fraction = Annotated[float, Field(ge=0, le=1)]
 PositiveInt = Annotated[int, Field(ge=1)]
 Days = Annotated[int, Field(ge=1, le=36_500)]  # dates end with the year 9999, and begin with the year 1
 PositiveFloat = Annotated[float, Field(gt=0)]
+Interval = Annotated[float, Field(gt=0, le=365 * 86_400)]  # seconds; no clock adds up to infinity
 Text = Annotated[str, Field(min_length=1, max_length=256)]
 FalseAlarmScope = Literal["stream", "fleet"]
 AskedEngine = Literal["auto", "vllm", "sglang", "llamacpp", "driftguard", "other"]
-Url = Annotated[str, Field(pattern=URL_PATTERN)]
+Url = Annotated[str, Field(pattern=URL_PATTERN), AfterValidator(_with_host_and_port)]
 LabelSource = Annotated[str, Field(pattern=r"^(header:.+|json:.+|path|model)$")]
 
 
@@ -158,9 +177,8 @@ class EngineSettings(_Group):
     admin_url: str | None = Field(
         None, description="Base URL of the built-in engine, for example http://127.0.0.1:8100."
     )
-    update_url: str | None = Field(
+    update_url: Url | None = Field(
         None,
-        pattern=URL_PATTERN,
         description="Base URL of a vLLM or an SGLang that loads a draft without a restart; only without "
         "admin_url. Its routes that exchange weights must be reachable there, and nowhere else.",
     )
@@ -256,9 +274,8 @@ class RetrainingSettings(_Group):
         default_factory=list,
         description="Program and arguments that restart an engine without admin_url with another draft.",
     )
-    promote_webhook: str | None = Field(
+    promote_webhook: Url | None = Field(
         None,
-        pattern=URL_PATTERN,
         description="URL that receives a POST instead of running promote_command.",
     )
     promote_webhook_key: SecretStr | None = Field(
@@ -297,8 +314,7 @@ class DiagnosisSettings(_Group):
 
 
 class SourceSettings(_Group):
-    url: str = Field(
-        pattern=URL_PATTERN,
+    url: Url = Field(
         description="Address of its metrics; without a path the engine's usual one.",
     )
     kind: str | None = Field(None, description="The serving engine; detected by its metrics when left out.")
@@ -323,7 +339,7 @@ class SourceSettings(_Group):
 
 
 class ScrapingSettings(_Group):
-    interval_seconds: Annotated[float, Field(ge=1)] = Field(
+    interval_seconds: Annotated[Interval, Field(ge=1)] = Field(
         15.0, description="Time between two scrapes of a server."
     )
     timeout_seconds: PositiveFloat = Field(5.0, description="Longest wait for the metrics of a server.")
@@ -351,7 +367,7 @@ class ProbeSettings(_Group):
         description="Servers to probe whose address nothing else in the settings tells, or that need another "
         "key or model than the rest of the settings says.",
     )
-    interval_seconds: PositiveFloat = Field(
+    interval_seconds: Interval = Field(
         3_600.0, description="Time between two replays on one server, while it has traffic."
     )
     pause_seconds: Annotated[float, Field(ge=0)] = Field(
@@ -550,7 +566,13 @@ class Settings(BaseSettings):
 
     @property
     def data_directory(self) -> Path:
-        return self.data_dir.expanduser().resolve()
+        """Raises BadSettings: it is in the home directory of a user who has none."""
+        try:
+            return self.data_dir.expanduser().resolve()
+        except RuntimeError:
+            raise BadSettings(
+                f"data_dir: {self.data_dir}: there is no such home directory; set data_dir, or HOME"
+            ) from None
 
     @classmethod
     def settings_customise_sources(

@@ -89,6 +89,8 @@ def until(admin_port: int, expected: dict[str, float]) -> None:
         (["--upstream", "http://me:pass@h"], "holds a user or password"),
         (["--upstream", "me:pass@h"], "holds a user or password"),
         (["--upstream", "http://h?token=hunter2"], "http://h?token=*** is not an http(s) address"),
+        (["--upstream", "http://[::1"], "proxy.upstream: its host or port cannot be read"),
+        (["--upstream", "http://h:abc"], "proxy.upstream: its host or port cannot be read"),
         (["--upstream", "http://h", "--sidecar", "h"], "proxy.sidecar: h is not"),
         (["--upstream", "http://h", "--engine", "vlm"], "proxy.engine"),
         (["--upstream", "http://h", "--port", "99999"], "proxy.port"),

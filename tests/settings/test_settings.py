@@ -113,6 +113,16 @@ def test_command_line_then_environment_then_file(tmp_path: Path, monkeypatch: py
             "retention.rollups_days: input should be less than or equal to 36500, not 1000000",
         ),
         ("[retention]\nrollups_days = 20", "retention: rollups_days (20) is less than records_days (30)"),
+        ("[[sources]]\nurl = 'http://[::1'", "sources.0.url: its host or port cannot be read"),
+        (
+            "[alerting]\nexternal_url = 'http://h:hunter2'",
+            "alerting.external_url: its host or port cannot be",
+        ),
+        (
+            "[probes]\ninterval_seconds = inf",
+            "probes.interval_seconds: input should be less than or equal to",
+        ),
+        ("[scraping]\ninterval_seconds = inf", "scraping.interval_seconds: input should be less than or"),
         ("[retention]\nminute_rollups_days = 7\nrecords_days = 7", "retention.minute_rollups_days"),
     ],
 )
@@ -148,6 +158,32 @@ def test_an_unknown_variable_is_refused_by_name(monkeypatch: pytest.MonkeyPatch)
     told = "DRIFTGUARD_CAPTRUE__ENABLED: no such setting; did you mean DRIFTGUARD_CAPTURE__ENABLED?"
     with pytest.raises(BadSettings, match=re.escape(told)):
         load_settings()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("DRIFTGUARD_SOURCES", "hunter2"),
+        ("DRIFTGUARD_CLUSTERS", "{eu: [hunter2]}"),
+        ("DRIFTGUARD_ALERTING__WEBHOOK_URLS", "http://hooks/hunter2"),
+    ],
+)
+def test_a_variable_that_is_not_json_is_named(
+    variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(BadSettings) as refused:
+        load_settings()
+    assert str(refused.value).startswith(f"{variable}: not JSON")
+    assert "hunter2" not in str(refused.value)
+
+
+def test_a_data_directory_in_a_home_that_is_not_there_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DRIFTGUARD_DATA_DIR", "~no-such-user/data")
+    with pytest.raises(BadSettings, match=r"^data_dir: ~no-such-user/data: there is no such home"):
+        _ = load_settings().data_directory
 
 
 def test_a_driftguard_that_a_promotion_runs_takes_its_order_for_no_settings(
