@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 import msgspec
+import numpy as np
 from fastapi import Request
 from fastapi.concurrency import run_in_threadpool
 
@@ -22,6 +23,7 @@ from driftguard.api.room import Room
 from driftguard.errors import TooLarge
 from driftguard_http import Refusal
 from driftguard_http.guard import CLOSE
+from driftguard_http.json_text import outside_strings
 
 _GZIP = 16 + zlib.MAX_WBITS
 _PART_BYTES = 65_536
@@ -33,9 +35,6 @@ OF_SMALL_BYTES: Final = 16_000_000
 OF_LARGE_BYTES: Final = 48_000_000
 LARGE_BODY_SECONDS: Final = 30.0  # for which an arriving body may hold room
 _JSON_LINES = ("application/x-ndjson", "application/jsonl", "application/x-jsonlines")
-# The tokens that the depth of a JSON value depends on; each string is one token.
-_MARKS: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"|[][{},]', re.DOTALL)
-_NESTED: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"|[][{}]', re.DOTALL)
 _BLANK: Final = re.compile(rb"\s*")
 _check = msgspec.json.Decoder(msgspec.Raw).decode  # parses all of it without making objects
 
@@ -128,19 +127,19 @@ def _array(body: Body, start: int) -> Iterator[Body]:
         _check(body)
     except (msgspec.DecodeError, RecursionError) as error:
         raise MalformedBody(f"the body is not a valid JSON array ({error})") from None
-    depth, place = 1, start + 1
-    start = place
-    while depth:
-        mark = (_MARKS if depth == 1 else _NESTED).search(body, place)
-        assert mark is not None  # noqa: S101 (it is valid JSON)
-        kind, place = mark[0][:1], mark.end()
-        if kind in b"[{":
-            depth += 1
-        elif kind in b"]}":
-            depth -= 1
-        if (kind == b"," and depth == 1) or not depth:
-            yield body[start : mark.start()]
-            start = place
+    outside = outside_strings(body)
+    depth, begin = 0, start + 1
+    for place in range(start, len(body), _PART_BYTES):  # in parts, which bounds the memory
+        part = np.frombuffer(bytes(body[place : place + _PART_BYTES]), np.uint8)
+        part = part * outside[place : place + _PART_BYTES]
+        closes = (part == ord("]")) | (part == ord("}"))
+        opens = (part == ord("[")) | (part == ord("{"))
+        depths = depth + np.cumsum(opens.astype(np.int8) - closes, dtype=np.int64)
+        depth = int(depths[-1])
+        ends = np.flatnonzero(((part == ord(",")) & (depths == 1)) | (closes & (depths == 0)))
+        for end in (place + ends).tolist():
+            yield body[begin:end]
+            begin = end + 1
 
 
 def is_json(text: Body) -> bool:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driftguard.api import room
+from driftguard.api import request_body, room
 from driftguard.api.problems import MalformedBody
 from driftguard.api.request_body import split_items
 from driftguard.api.room import Room
@@ -23,10 +23,14 @@ values = st.recursive(
 )
 
 
-@given(st.lists(values), st.sampled_from([None, 1]), st.booleans())
-def test_an_array_is_taken_apart_where_its_items_end(items: list[Any], indent: int, ascii_only: bool) -> None:
+@given(st.lists(values), st.sampled_from([None, 1]), st.booleans(), st.sampled_from([2, 65_536]))
+def test_an_array_is_taken_apart_where_its_items_end(
+    items: list[Any], indent: int, ascii_only: bool, part_bytes: int
+) -> None:
     body = bytearray(b" \n" + json.dumps(items, indent=indent, ensure_ascii=ascii_only).encode())
-    found = list(split_items(body, "application/json"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(request_body, "_PART_BYTES", part_bytes)
+        found = list(split_items(body, "application/json"))
     assert [number for number, _ in found] == list(range(1, len(items) + 1))
     assert [json.loads(item) for _, item in found] == items
 
