@@ -8,6 +8,7 @@ time between two requests, and never close a connection in favour of another.
 from __future__ import annotations
 
 import asyncio
+import heapq
 import resource
 from abc import abstractmethod
 from collections.abc import MutableSet
@@ -16,6 +17,7 @@ from typing import Any, Final
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+_SHARE_CLOSED: Final = 1 / 64  # of the connections allowed, at once: the search for them looks at all
 _LOOKS_SECONDS: Final = 1.0  # between two looks at an answer that waits for its reader
 
 
@@ -149,17 +151,18 @@ class Bounded(asyncio.Protocol):
             self._reader_timer = None
 
     def _make_room(self) -> None:
-        """Closes the connection that has waited longest: first among those without a request, then those
-        whose body is awaited, then those whose answer is not read. Closes this one if the server works on all
-        others."""
+        """Closes connections that have waited longest: first those without a request, then those whose body
+        is awaited, then those whose answer is not read. Closes this one if the server works on all others."""
         if len(self.peers) <= self.limits.allowed:
             return
         others = [other for other in self.peers if isinstance(other, Bounded) and other is not self]
         waiting = [((rank, other.waits_since), other) for other in others if (rank := other.rank) is not None]
-        victim = min(waiting, key=lambda each: each[0])[1] if waiting else self
-        self.peers.discard(victim)  # at once: the loop reports its end only later
-        victim._give_up()
-        self.made_room()
+        count = max(1, int(self.limits.allowed * _SHARE_CLOSED))
+        longest = [other for _, other in heapq.nsmallest(count, waiting, key=lambda each: each[0])]
+        for victim in longest or [self]:
+            self.peers.discard(victim)  # at once: the loop reports its end only later
+            victim._give_up()
+            self.made_room()
 
 
 def bounded_protocol(limits: ConnectionLimits) -> type[asyncio.Protocol]:

@@ -14,7 +14,7 @@ import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from driftguard_http import ConnectionLimits, bounded_protocol
+from driftguard_http import Bounded, ConnectionLimits, bounded_protocol
 from tests.alerting.http_receiver import wait_until
 
 ENOUGH = 50_000_000  # more than all buffers on the way hold
@@ -113,6 +113,17 @@ def test_whoever_opens_many_connections_shuts_nobody_else_out() -> None:
             assert is_answered(address)
         assert len(server.server_state.connections) <= 20
         assert has_ended(many[0])  # those that idled longest made room
+
+
+def test_a_search_for_connections_to_close_makes_room_for_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks at all of them: one for each new connection would leave no time for requests."""
+    closed: list[str] = []
+    monkeypatch.setattr(Bounded, "made_room", lambda self: closed.append("one"))
+    limits = ConnectionLimits(most=128, header_seconds=60)
+    with serving(limits) as (server, address), connections(address, 128):
+        wait_until(lambda: len(server.server_state.connections) == 128, "all of them")
+        assert is_answered(address)
+        assert len(closed) == 2
 
 
 @pytest.mark.parametrize(
