@@ -14,8 +14,10 @@ from structlog.testing import capture_logs
 from driftguard.detection import DetectorConfig, Finding
 from driftguard.errors import DatabaseUnavailable
 from driftguard.incident_lifecycle import State
+from driftguard.incidents import cost_measurement
 from driftguard.incidents.examination import Examiner
 from driftguard.incidents.message import summary
+from driftguard.incidents.opening import NOBODY
 from driftguard.metrics import Metrics
 from driftguard.pipeline import held, look_around
 from driftguard.pipeline.fold_loop import Pipeline
@@ -274,21 +276,30 @@ def test_a_reader_that_fails_takes_what_its_stream_had_in_the_batch_back(
         ),
     ],
 )
-def test_an_unreadable_state_begins_anew_and_closes_what_it_had_opened(
+def test_an_unreadable_state_begins_anew_and_a_fall_stays_open_until_it_is_over(
     database: Database, stored: str, reason: str, counts: tuple[int, int]
 ) -> None:
+    """What the new state learns is the fallen level: it would neither page again nor see the end."""
     traffic = Traffic(seed=10)
-    store(database, traffic.draw(1500, GOOD) + traffic.draw(300, BAD))
-    fold_all(new_pipeline(database))
+    better = {**GOOD, "code": 0.95}
+    store(database, traffic.draw(900, GOOD) + traffic.draw(400, better | {"german": 0.35}))
+    fold_and_examine(new_pipeline(database), database)
     with database.session() as session:
         session.execute(text(f"UPDATE detector_states SET state = {stored}::bytea"))
-    store(database, traffic.draw(10, GOOD))
+    store(database, traffic.draw(60, better | {"german": 0.35}))
     metrics = Metrics()
     with capture_logs() as logs:
         fold_all(Pipeline(database, CONFIG, metrics))
-    (incident,) = all_incidents(database)
-    assert incident.state == "resolved"
-    assert (incident.resolution or "").startswith(reason)
+    found = {incident.direction: incident for incident in all_incidents(database)}
+    assert {each: incident.state for each, incident in found.items()} == {"down": "open", "up": "resolved"}
+    assert (found["up"].resolution or "").startswith(reason)
+    with database.session() as session:
+        assert incidents.transitions(session, found["down"].id)[-1].reason.startswith(reason)
+    cost_measurement.refresh(database, NOBODY, datetime.now(UTC))
+    assert {incident.state for incident in all_incidents(database)} == {"open", "resolved"}
+    store(database, traffic.draw(400, GOOD))
+    cost_measurement.refresh(database, NOBODY, datetime.now(UTC) + timedelta(minutes=20))
+    assert [incident.state for incident in all_incidents(database)] == ["resolved", "resolved"]
     assert [line["log_level"] for line in logs if line["event"] == reason] == [
         "error" if counts == (1, 0) else "warning"
     ]

@@ -37,7 +37,8 @@ class ChangedSegment:
     versions. `renamed_from`: older names whose place it took, `before` is theirs. `back_at`: when the request
     ended at which its acceptance was found back, or another name took its place, while other segments of the
     incident were not back. `across_settings`: where K or other settings have changed since. `silent_at`: the
-    seq at which the detector found it silent, where it may go on under another name."""
+    seq at which the detector found it silent, where it may go on under another name. `forgotten`: the
+    detector began anew since, and knows nothing of its level before."""
 
     segment: str
     before: Acceptance
@@ -48,10 +49,14 @@ class ChangedSegment:
     back_at: datetime | None = None
     across_settings: AcrossSettings | None = None
     silent_at: int | None = None
+    forgotten: bool = False
 
     def is_compared(self, *, of_alarm: bool) -> bool:
-        """Whether a comparison found it, so that the detector knows nothing of its level before. `of_alarm`:
-        of the incident. (Of one of an alarm older versions kept no evidence per segment.)"""
+        """Whether a comparison found it, or it is forgotten, so that the detector knows nothing of its level
+        before. `of_alarm`: of the incident. (Of one of an alarm older versions kept no evidence per segment.)
+        """
+        if self.forgotten:
+            return True
         if self.evidence is not None:
             return False
         return not of_alarm or bool(self.renamed_from) or self.after.positions == "first"
