@@ -114,12 +114,13 @@ class Alertmanager:
         self._labels = labels
         self._metrics = metrics
         self._next_round = 0.0  # monotonic seconds
+        self._is_stored = True  # the outcome of the last round; until it is, what was offered still seems new
         self._failures = 0  # in a row
 
     def deliver(self) -> float:
         """Sends a round when it is due, or at once when there is something new. Returns the seconds to
         wait."""
-        if time.monotonic() >= self._next_round or self.news():
+        if time.monotonic() >= self._next_round or (self._is_stored and self.news()):
             failure = self.send(datetime.now(UTC))
             self._failures = 0 if failure is None else self._failures + 1
             self._next_round = time.monotonic() + self._wait_seconds(failure)
@@ -137,7 +138,9 @@ class Alertmanager:
         if not sent:
             return None
         failure = self._post(sent)
+        self._next_round, self._is_stored = time.monotonic() + RESEND_SECONDS, False
         self._record(sent, now, failure)
+        self._is_stored = True
         return failure
 
     def news(self) -> bool:

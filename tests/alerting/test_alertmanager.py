@@ -7,17 +7,20 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID
 
+import pytest
 from sqlalchemy import select
 
 from driftguard.alerting.alertmanager import Alertmanager
 from driftguard.alerting.destination import alertmanagers
 from driftguard.alerting.places import Places
+from driftguard.errors import DatabaseUnavailable
 from driftguard.metrics import Metrics
 from driftguard.store import incidents
 from driftguard.store.database import Database
 from driftguard.store.tables import Notification
 from tests.alerting.http_receiver import Receiver, http_receiver, wait_until
 from tests.alerting.incident_rows import add_incident, add_stream, raise_to, resolve
+from tests.api.ingest_server import read_only
 from tests.integration.servers import needs_alertmanager, running_alertmanager
 
 
@@ -126,6 +129,18 @@ def test_a_resolution_reaches_a_peer_that_was_down_while_the_other_is_not_kept_w
     assert len(down.taken()) == 2  # firing, and the resolution once it was back
     resolved_at = down.taken()[-1].body[0]["endsAt"]
     assert datetime.fromisoformat(resolved_at) < now + timedelta(minutes=1)
+
+
+def test_a_round_whose_outcome_cannot_be_stored_is_not_posted_again_at_once(database: Database) -> None:
+    with http_receiver() as receiver:
+        add_incident(database, alertmanagers([peer(receiver)]))
+        sender = sink(database, peer(receiver))
+        with read_only(database):
+            with pytest.raises(DatabaseUnavailable, match="read-only"):
+                sender.deliver()
+            assert sender.news()
+            sender.deliver()
+        assert len(receiver.received) == 1
 
 
 def test_a_peer_that_fails_is_noted_with_its_reason(database: Database) -> None:
