@@ -17,7 +17,7 @@ import aiohttp
 import uvloop
 from aiohttp import web
 
-from driftguard.client import AsyncClient
+from driftguard.client import AsyncClient, protocol
 from driftguard.errors import BadSettings
 from driftguard.masking import Secrets, secrets_of_url
 from driftguard.proxy.connections import LONGEST_HEADER, BoundedServer, limits_of
@@ -41,6 +41,10 @@ UPSTREAM_KEEPALIVE_SECONDS: Final = 4.0  # below uvicorn's 5, or a request could
 def run_proxy(settings: ProxySettings, api_key: str | None) -> None:
     """Serves until SIGTERM or Ctrl-C. `api_key`: the sidecar's. Raises BadSettings."""
     check(settings)
+    try:
+        protocol.headers(api_key)
+    except ValueError as error:
+        raise BadSettings(f"DRIFTGUARD_API_KEY: {error}") from None
     raise_limit()
     gc.collect()
     gc.freeze()  # modules are never freed; scanning them each time costs a tenth of the throughput

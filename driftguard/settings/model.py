@@ -71,6 +71,18 @@ Url = Annotated[str, Field(pattern=URL_PATTERN), AfterValidator(_with_host_and_p
 LabelSource = Annotated[str, Field(pattern=r"^(header:.+|json:.+|path|model)$")]
 
 
+def _as_sent(key: SecretStr) -> SecretStr:
+    """White space around a key, as of a file that ends its line, is no part of it. Raises ValueError, without
+    the key, where no header can hold it."""
+    text = key.get_secret_value().strip()
+    if not (text.isascii() and text.isprintable()):
+        raise ValueError("not a key: it has other characters than letters, digits and signs of ASCII")
+    return SecretStr(text)
+
+
+Key = Annotated[SecretStr, AfterValidator(_as_sent)]
+
+
 class _Group(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -185,7 +197,7 @@ class EngineSettings(_Group):
     update_engine: Literal["vllm", "sglang", "sglang_ngram"] = Field(
         "vllm", description="What is at update_url; sglang_ngram: an SGLang that drafts by n-grams."
     )
-    api_key: SecretStr | None = Field(None, description="Key for admin_url or update_url, if it needs one.")
+    api_key: Key | None = Field(None, description="Key for admin_url or update_url, if it needs one.")
     target_directory: Path | None = Field(
         None,
         description="Target's model directory on this machine, for sglang_ngram of its tokenizer; only "
@@ -278,7 +290,7 @@ class RetrainingSettings(_Group):
         None,
         description="URL that receives a POST instead of running promote_command.",
     )
-    promote_webhook_key: SecretStr | None = Field(
+    promote_webhook_key: Key | None = Field(
         None, description="Bearer token for promote_webhook, if it needs one."
     )
     promote_timeout_seconds: PositiveFloat = Field(
@@ -335,7 +347,7 @@ class SourceSettings(_Group):
     num_speculative_tokens: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         None, description="K as configured, if the metrics do not contain it."
     )
-    api_key: SecretStr | None = Field(None, description="Bearer token for its metrics, if they need one.")
+    api_key: Key | None = Field(None, description="Bearer token for its metrics, if they need one.")
 
 
 class ScrapingSettings(_Group):
@@ -352,7 +364,7 @@ class ProbeTargetSettings(_Group):
     engine: AskedEngine = Field(
         "auto", description="What the server is; auto asks its /v1/models. Decides what is asked of it."
     )
-    api_key: SecretStr | None = Field(None, description="Key for the API, if it needs one.")
+    api_key: Key | None = Field(None, description="Key for the API, if it needs one.")
 
 
 class ProbeSettings(_Group):
@@ -444,7 +456,7 @@ class ProxySettings(_Group):
     engine: AskedEngine = Field(
         "auto", description="What the upstream is; auto asks its /v1/models. Decides what is asked of it."
     )
-    upstream_api_key: SecretStr | None = Field(
+    upstream_api_key: Key | None = Field(
         None,
         description="Key for detecting the upstream's engine and for canary probes; requests have their own.",
     )

@@ -44,19 +44,26 @@ def main(models: ModelOptions, limits: LimitOptions, server: ServerOptions, side
     """
     # Heavy imports wait until the options are checked, so that --help and usage errors answer at once.
     from driftguard_engine.config import InvalidConfig
-    from driftguard_engine.server.auth import KEY_VARIABLE, InvalidKeyHash, KeyMissing, choose_key_hash
+    from driftguard_engine.server.auth import (
+        KEY_VARIABLE,
+        InvalidKey,
+        InvalidKeyHash,
+        KeyMissing,
+        choose_key_hash,
+        key_of,
+    )
     from driftguard_engine.server.listener import CannotListen, bind
     from driftguard_engine.server.logs import configure_logs, secrets_of
 
     secrets = secrets_of(os.environ, sidecar.sidecar, server.api_key_hash)
     configure_logs(server.log_level.value, secrets)
-    api_key = os.environ.get(KEY_VARIABLE) or None
     _check(server, sidecar)
     try:
+        api_key = key_of(os.environ.get(KEY_VARIABLE))
         key_hash = choose_key_hash(server.host, api_key, server.api_key_hash)
         config = engine_config(models, limits, server)
         listener = bind(server.host, server.port)
-    except (KeyMissing, InvalidKeyHash, InvalidConfig) as error:
+    except (InvalidKey, KeyMissing, InvalidKeyHash, InvalidConfig) as error:
         _refuse(secrets.masked(str(error)), BAD_USAGE)
     except CannotListen as error:
         _refuse(secrets.masked(str(error)), FAILED)

@@ -108,3 +108,12 @@ def test_what_is_missing_or_wrong_is_named(
         main()
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_key_that_no_header_can_hold_is_named_and_not_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DRIFTGUARD_API_KEY", "hunter\u00fc")
+    test_what_is_missing_or_wrong_is_named(
+        ["--upstream", "http://h"], "DRIFTGUARD_API_KEY: api_key: not a key", monkeypatch, capsys
+    )

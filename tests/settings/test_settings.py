@@ -213,6 +213,8 @@ def test_every_setting_says_what_it_means() -> None:
     [
         ("DRIFTGUARD_RETRAINING__PROMOTE_WEBHOOK", "ftp://user:hunter2@host/hunter2"),
         ("DRIFTGUARD_SOURCES", '[{"url": "http://a b:hunter2@host", "api_key": ["hunter2"]}]'),
+        ("DRIFTGUARD_SOURCES", '[{"url": "http://host", "api_key": "hunter2\\r\\nX: y"}]'),
+        ("DRIFTGUARD_PROXY__UPSTREAM_API_KEY", "hunter2\u00fc"),
     ],
 )
 def test_a_secret_that_is_refused_is_not_told(

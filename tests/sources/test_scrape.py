@@ -399,7 +399,7 @@ def test_a_router_is_asked_for_one_model(server: Served, stored: Stored) -> None
 
 def test_a_key_is_sent_and_not_shown(server: Served, stored: Stored) -> None:
     server.pages["/metrics"] = lambda: (401, "")
-    source = source_at(server.url.replace("//", "//user:secret@"), api_key="k-1")
+    source = source_at(server.url.replace("//", "//user:secret@"), api_key="k-1\n")
     found = scraped(source, stored)
     assert (found.condition, "set `api_key`" in found.detail) == ("unreadable", True)
     assert {key for _, key in server.asked} == {"Bearer k-1"}

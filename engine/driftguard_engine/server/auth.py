@@ -18,6 +18,21 @@ class InvalidKeyHash(ValueError):
     """api_key_hash: must be the 64 hex digits of a SHA-256"""
 
 
+class InvalidKey(ValueError):
+    """DRIFTGUARD_API_KEY: not a key"""
+
+
+def key_of(variable: str | None) -> str | None:
+    """White space around the key, as of a file that ends its line, is no part of it. Raises InvalidKey,
+    without the key: it has characters that no header can hold, so that no record would ever be sent."""
+    key = (variable or "").strip()
+    if not all("!" <= character <= "~" for character in key):
+        raise InvalidKey(
+            f"{KEY_VARIABLE}: not a key: it has other characters than letters, digits and signs of ASCII"
+        )
+    return key or None
+
+
 def hash_of(key: str) -> str:
     return sha256(key.encode()).hexdigest()
 

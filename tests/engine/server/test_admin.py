@@ -11,7 +11,14 @@ import pytest
 import torch
 from driftguard_engine.core import DraftInfo, InvalidModel, UnknownDraft
 from driftguard_engine.server.app import ServeOptions
-from driftguard_engine.server.auth import InvalidKeyHash, KeyMissing, choose_key_hash, hash_of
+from driftguard_engine.server.auth import (
+    InvalidKey,
+    InvalidKeyHash,
+    KeyMissing,
+    choose_key_hash,
+    hash_of,
+    key_of,
+)
 
 from driftguard.retraining.engines.engine_admin import EngineAdmin
 from tests.engine.server.fake_engine import FakeEngine
@@ -123,3 +130,11 @@ def test_any_other_address_than_loopback_needs_a_key() -> None:
         assert choose_key_hash(host, None, None) is None
     with pytest.raises(InvalidKeyHash, match="64 hex digits"):
         choose_key_hash("127.0.0.1", None, "secret")
+
+
+def test_a_key_is_taken_without_the_end_of_its_line_and_refused_where_no_header_can_hold_it() -> None:
+    assert [key_of(given) for given in (None, "\n", " secret\n")] == [None, None, "secret"]
+    for wrong in ("sec\nret", "sec ret", "secr\u00e9t"):
+        with pytest.raises(InvalidKey, match="DRIFTGUARD_API_KEY: not a key") as refusal:
+            key_of(wrong)
+        assert wrong not in str(refusal.value)
