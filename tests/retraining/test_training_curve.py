@@ -5,11 +5,17 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
+from unittest.mock import Mock
+from uuid import uuid4
 
 import pytest
 
 from driftguard.records.documents.retraining_run import TrainingCurve
+from driftguard.retraining.ledger.outcome import Progress
+from driftguard.retraining.ledger.run_row import Job, ProgressWriter
 from driftguard.retraining.ledger.training_curve import MOST_POINTS, with_report
+from driftguard.settings import Settings
+from driftguard.store.database import Database
 
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -72,3 +78,14 @@ def test_a_report_that_makes_no_sense_is_left_out_and_named(nonsense: dict[str, 
     assert [point.step for point in curve.training.points] == [10, 20, 40]
     assert curve.left_out == 2
     assert named in (curve.left_out_reason or "")
+
+
+def test_a_database_that_is_away_for_a_while_does_not_end_a_training() -> None:
+    told: list[Progress] = []
+    away = Database.open("postgresql://nobody@127.0.0.1:1/nothing")
+    job = Job(away, Settings(), Mock(), Mock(), "manual", told.append, lambda: False)
+    with ProgressWriter(job, uuid4()) as writer:
+        writer(report(1))
+        writer(report(2))
+    assert [progress.step for progress in told] == [1, 2]
+    away.close()

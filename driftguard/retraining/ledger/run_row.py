@@ -11,6 +11,7 @@ from uuid import UUID, uuid4
 
 import structlog
 
+from driftguard.errors import DatabaseUnavailable
 from driftguard.records.documents.retraining_run import RunNumbers, TrainingCurve
 from driftguard.retraining.engines.connect import Engine
 from driftguard.retraining.engines.engine_admin import EngineInfo
@@ -96,7 +97,7 @@ def end(
 
 class ProgressWriter:
     """Passes each report of the training on, and stores the newest one and the curve at most once per second,
-    and when the `with` block is left, however it is left."""
+    and when the `with` block is left, however it is left. What cannot be stored ends no training."""
 
     def __init__(self, job: Job, run_id: UUID) -> None:
         self._job = job
@@ -127,6 +128,9 @@ class ProgressWriter:
             self._store()
 
     def _store(self) -> None:
-        with self._job.database.session() as session:
-            retrain_runs.set_progress(session, self._run_id, self._newest, self._curve)
+        try:
+            with self._job.database.session() as session:
+                retrain_runs.set_progress(session, self._run_id, self._newest, self._curve)
+        except DatabaseUnavailable as error:
+            log.warning("the progress of a training waits for the database", error=error.detail)
         self._stored_at = time.monotonic()
