@@ -35,6 +35,7 @@ from driftguard.retraining.ledger.run_row import Job, new_run
 from driftguard.retraining.promotion import restart
 from driftguard.retraining.promotion.reconcile import settle, settle_locked
 from driftguard.retraining.training import workspace
+from driftguard.retraining.training.draft_files import context_of
 from driftguard.retraining.training.plan import NothingToDo, PlanRules, plan
 from driftguard.retraining.training.traffic import Traffic, captured_traffic, traffic_of_file
 from driftguard.retraining.trigger import what_calls_for_it
@@ -145,7 +146,9 @@ def _retrain(
     traffic = from_file or captured_traffic(job.database, job.info.server, job.info.target)
     change = None if from_file else call.change
     rules = _plan_rules(job.settings)
-    if kind != "model":  # of few answers it drafts less, and never worse
+    if kind == "model":
+        rules = replace(rules, context_tokens=context_of(job.info.target_directory, job.info.draft.directory))
+    else:  # of few answers it drafts less, and never worse
         rules = replace(rules, aim_requests=rules.minimum_requests)
     planned = plan(traffic.requests, change, rules, datetime.now(UTC))
     if isinstance(planned, NothingToDo):

@@ -134,6 +134,7 @@ class CaptureOutline(NamedTuple):
     record_id: UUID
     segment: str
     captured_at: datetime
+    tokens: int  # of prompt and output
 
 
 class CapturedTokens(NamedTuple):
@@ -146,11 +147,9 @@ class CapturedTokens(NamedTuple):
 
 def outline(session: Session, server: str, target: str) -> list[CaptureOutline]:
     """All captured requests of this server and target that a draft can learn from: with prompt and output."""
-    query = select(Capture.record_id, Capture.segment, Capture.captured_at).where(
-        Capture.server == server,
-        Capture.target == target,
-        func.cardinality(Capture.prompt_token_ids) > 0,
-        func.cardinality(Capture.output_token_ids) > 0,
+    prompt, output = (func.cardinality(ids) for ids in (Capture.prompt_token_ids, Capture.output_token_ids))
+    query = select(Capture.record_id, Capture.segment, Capture.captured_at, prompt + output).where(
+        Capture.server == server, Capture.target == target, prompt > 0, output > 0
     )
     return [CaptureOutline._make(row) for row in session.execute(query)]
 

@@ -236,26 +236,41 @@ def test_captured_requests_longer_than_the_draft_s_context_do_not_keep_it_from_b
     incident_id = captured_fall(database, models, new, old)
     long, fitting = (sum(held_out(n, settings) for n in some) for some in (range(20), range(20, len(new))))
     assert 0 < long < 20
-    with capture_logs() as logs:
-        outcome = retrain(database, settings, incident_id=incident_id)
+    outcome = retrain(database, settings, incident_id=incident_id)
     assert outcome.state == "promoted"
     assert outcome.numbers is not None
     assert outcome.numbers.gate is not None
     assert outcome.numbers.gate.gain.requests == fitting
-    (told,) = (one["requests"] for one in logs if "are left out" in one["event"])
-    assert told[f"changed:{NEW}"] == long
+    assert outcome.numbers.requests is not None
+    assert outcome.numbers.requests.train == len(new) - 20 - fitting
+
+
+def test_captured_requests_that_cannot_be_learned_from_are_none_of_those_needed(
+    database: Database, engine: EngineStub, models: Models, tmp_path: Path
+) -> None:
+    settings = make_settings(tmp_path / "data", engine.url)
+    new = [LONG] * 114 + requests_of(models.new_traffic)[:14]
+    incident_id = captured_fall(database, models, new, [])
+    outcome = retrain(database, settings, incident_id=incident_id)
+    assert (outcome.state, outcome.waits_for_traffic) == ("nothing_to_do", True)
+    assert outcome.reason.startswith("only 14 captured requests since the change that fit")
 
 
 @pytest.mark.usefixtures("training_here")
 def test_a_run_that_no_held_out_request_of_the_change_can_judge_fails_with_that_reason(
-    database: Database, engine: EngineStub, models: Models, tmp_path: Path
+    database: Database, engine: EngineStub, models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Where the length of the context is known to the training alone."""
+    monkeypatch.setattr("driftguard.retraining.run.context_of", lambda *_: None)
     settings = make_settings(tmp_path / "data", engine.url, steps=1)
     new, judging = requests_of(models.new_traffic), [n for n in range(200) if held_out(n, settings)]
     for number in judging:
         new[number] = LONG
     incident_id = captured_fall(database, models, new, requests_of(models.old_traffic))
-    outcome = retrain(database, settings, incident_id=incident_id)
+    with capture_logs() as logs:
+        outcome = retrain(database, settings, incident_id=incident_id)
+    (told,) = (one["requests"] for one in logs if "are left out" in one["event"])
+    assert told == {f"changed:{NEW}": len(judging)}
     assert outcome.state == "failed"
     assert outcome.reason == (
         "there is no held-out request of the changed traffic to judge the candidate by; left out because "

@@ -125,6 +125,21 @@ def _configuration_of(directory: Path) -> Mapping[str, Any]:
     return {name: value for name, value in found.items() if name not in _ANY and not name.startswith("_")}
 
 
+def context_of(*directories: str | None) -> int | None:
+    """The shortest context of these models, in tokens; None where no config.json tells one, as that of a head
+    does not."""
+    told = [_context_in(Path(directory)) for directory in directories if directory is not None]
+    return min((context for context in told if context is not None), default=None)
+
+
+def _context_in(directory: Path) -> int | None:
+    try:
+        found = _configuration_of(directory).get("max_position_embeddings")
+    except DraftRefused:  # the training names what cannot be read
+        return None
+    return found if isinstance(found, int) else None
+
+
 def _compare(what: str, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> None:
     for name in sorted(wanted.keys() | found.keys()):
         if (old := wanted.get(name)) != (new := found.get(name)):

@@ -12,6 +12,7 @@ split in every later run: no candidate is ever judged on what it, or its parent,
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -24,11 +25,13 @@ _HASH_RANGE = 2**64
 
 @dataclass(frozen=True, slots=True)
 class CapturedRequest:
-    """One captured request without its token ids. `key` is what the split hashes: the record's id."""
+    """One captured request without its token ids. `key` is what the split hashes: the record's id; `tokens`:
+    of prompt and output."""
 
     key: str
     segment: str
     captured_at: datetime
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +45,14 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class PlanRules:
-    """See RetrainingSettings; the same names and units."""
+    """See RetrainingSettings; the same names and units. `context_tokens`: of the models that learn and judge;
+    what is longer is left out. None where that is not known."""
 
     minimum_requests: int
     aim_requests: int
     wait: timedelta
     heldout_fraction: float
+    context_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +77,21 @@ def plan(
     captured: Iterable[CapturedRequest], change: Change | None, rules: PlanRules, now: datetime
 ) -> Plan | NothingToDo:
     """Without a change (a forced run, or a traffic file) all captured traffic counts as changed."""
+    context = math.inf if rules.context_tokens is None else rules.context_tokens
     newest_first = sorted(captured, key=lambda request: (request.captured_at, request.key), reverse=True)
+    longer = sum(request.tokens > context for request in newest_first)
+    that_fit = f" that fit the models' context of {context} tokens" if longer else ""
+    newest_first = [request for request in newest_first if request.tokens <= context]
     groups = {request.key: _group(request, change) for request in newest_first}
     changed = [request.key for request in newest_first if groups[request.key].startswith("changed:")]
-    if refusal := _too_little(len(changed), change, rules, now):
+    if refusal := _too_little(len(changed), that_fit, change, rules, now):
         return refusal
     held_out = [key for key in groups if is_held_out(key, rules.heldout_fraction)]
     held_out_changed = sum(groups[key].startswith("changed:") for key in held_out)
     if held_out_changed < MINIMUM_HELD_OUT:
         return NothingToDo(
-            f"only {held_out_changed} of {len(changed)} captured requests are held out for the gate, "
-            f"{MINIMUM_HELD_OUT} needed; capture more, or raise retraining.heldout_fraction",
+            f"only {held_out_changed} of {len(changed)} captured requests{that_fit} are held out for the "
+            f"gate, {MINIMUM_HELD_OUT} needed; capture more, or raise retraining.heldout_fraction",
             waits_for_traffic=change is not None,
         )
     aside = set(held_out)
@@ -107,8 +116,10 @@ def _group(request: CapturedRequest, change: Change | None) -> str:
     return f"{'changed' if is_changed else 'older'}:{request.segment}"
 
 
-def _too_little(found: int, change: Change | None, rules: PlanRules, now: datetime) -> NothingToDo | None:
-    since = " since the change" if change else ""
+def _too_little(
+    found: int, that_fit: str, change: Change | None, rules: PlanRules, now: datetime
+) -> NothingToDo | None:
+    since = (" since the change" if change else "") + that_fit
     if found < rules.minimum_requests:
         return NothingToDo(
             f"only {found} captured requests{since}, {rules.minimum_requests} needed",
@@ -120,7 +131,7 @@ def _too_little(found: int, change: Change | None, rules: PlanRules, now: dateti
     if now >= deadline:
         return None
     return NothingToDo(
-        f"{found} captured requests since the change; waiting for {rules.aim_requests}, "
+        f"{found} captured requests{since}; waiting for {rules.aim_requests}, "
         f"at the latest until {deadline:%Y-%m-%d %H:%M:%S} UTC",
         waits_for_traffic=True,
     )

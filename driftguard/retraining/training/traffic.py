@@ -36,7 +36,7 @@ def captured_traffic(database: Database, server: str, target: str) -> Traffic:
     """All captured requests of this server and target, of any draft: the target decided the answers."""
     with database.session() as session:
         requests = [
-            CapturedRequest(str(row.record_id), row.segment, row.captured_at)
+            CapturedRequest(str(row.record_id), row.segment, row.captured_at, row.tokens)
             for row in captures.outline(session, server, target)
         ]
 
@@ -69,7 +69,15 @@ def traffic_of_file(path: Path) -> Traffic:
     if not lines:
         raise BadInput(f"{path}: no requests in the file; one JSON object per line is needed")
     now = datetime.now(UTC)
-    requests = [CapturedRequest(key, line.segment, line.captured_at or now) for key, line in lines.items()]
+    requests = [
+        CapturedRequest(
+            key,
+            line.segment,
+            line.captured_at or now,
+            len(line.prompt_token_ids) + len(line.output_token_ids),
+        )
+        for key, line in lines.items()
+    ]
 
     def read(keys: Sequence[str]) -> Iterator[TokenIds]:
         for key in keys:

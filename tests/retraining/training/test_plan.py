@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -22,9 +23,9 @@ AT_ONCE = CHANGE.opened_at + timedelta(seconds=1)
 LATER = CHANGE.opened_at + timedelta(hours=1)
 
 
-def captured(segment: str, count: int, at: datetime = CHANGED_AT) -> list[CapturedRequest]:
+def captured(segment: str, count: int, at: datetime = CHANGED_AT, tokens: int = 64) -> list[CapturedRequest]:
     return [
-        CapturedRequest(f"{segment}-{at:%H}-{number}", segment, at + timedelta(seconds=number))
+        CapturedRequest(f"{segment}-{at:%H}-{number}", segment, at + timedelta(seconds=number), tokens)
         for number in range(count)
     ]
 
@@ -103,3 +104,15 @@ def test_a_gate_without_enough_held_out_requests_is_not_begun() -> None:
     found = plan(captured("german", 40), CHANGE, rules, LATER)
     assert isinstance(found, NothingToDo)
     assert "held out for the gate" in found.reason
+
+
+def test_what_is_longer_than_the_context_counts_for_nothing() -> None:
+    rules = replace(RULES, context_tokens=64)
+    requests = captured("german", 114, CHANGED_AT + timedelta(hours=1), tokens=65) + captured("german", 14)
+    assert plan(requests, CHANGE, rules, LATER) == NothingToDo(
+        "only 14 captured requests since the change that fit the models' context of 64 tokens, 128 needed",
+        waits_for_traffic=True,
+    )
+    found = plan(requests + captured("german", 300), CHANGE, rules, LATER)
+    assert isinstance(found, Plan)
+    assert len(found.groups) == 300
