@@ -19,6 +19,7 @@ from sqlalchemy import event, text, update
 
 from driftguard.app import Sidecar
 from driftguard.errors import Conflict
+from driftguard.records.documents.retraining_run import RunNumbers, Watch
 from driftguard.retraining.ledger.outcome import RetrainOutcome
 from driftguard.retraining.run import retrain
 from driftguard.retraining.tasks import NAMESPACE, QUEUE, SETTLING, RetrainingJobs, defer_retraining
@@ -179,6 +180,12 @@ def test_a_running_one_is_left_alone(
         assert waiting(drifted.database) == 0
         with pytest.raises(Conflict, match="a retraining of engine-1 is training"):
             jobs.request(queue, None, force=True)
+        watch = Watch((), (), 0.05, 400, 0, recovered=False, verdict="worse")
+        with drifted.database.session() as session:  # it settles first
+            (run,) = retrain_runs.unended(session)
+            run.state, run.numbers = "watching", RunNumbers(watch=watch)
+        jobs.defer_due(queue)
+        assert waiting(drifted.database) == 0
 
 
 def test_a_request_by_hand_is_queued_once(

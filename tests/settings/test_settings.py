@@ -212,6 +212,7 @@ def test_every_setting_says_what_it_means() -> None:
     ("variable", "value"),
     [
         ("DRIFTGUARD_RETRAINING__PROMOTE_WEBHOOK", "ftp://user:hunter2@host/hunter2"),
+        ("DRIFTGUARD_RETRAINING__PROMOTE_WEBHOOK", "hunter2://host"),
         ("DRIFTGUARD_SOURCES", '[{"url": "http://a b:hunter2@host", "api_key": ["hunter2"]}]'),
         ("DRIFTGUARD_SOURCES", '[{"url": "http://host", "api_key": "hunter2\\r\\nX: y"}]'),
         ("DRIFTGUARD_PROXY__UPSTREAM_API_KEY", "hunter2\u00fc"),

@@ -507,6 +507,12 @@ def test_the_version_is_asked_for_again_after_a_restart_and_not_with_every_scrap
     engine.restart(at=engine.started_at + 3_600)
     scraped(source, stored)
     assert source.version == "0.32.0"
+    version = "0.33.0"
+    server.pages["/metrics"] = lambda: (500, "")  # it may come back as another
+    scraped(source, stored)
+    server.pages["/metrics"] = ok(engine.text)
+    scraped(source, stored)
+    assert source.version == "0.33.0"
 
 
 def test_no_version_is_asked_of_the_root_of_a_gateway(server: Served, stored: Stored) -> None:

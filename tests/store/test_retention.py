@@ -98,7 +98,7 @@ def test_no_rollup_outlives_rollups_days(database: Database) -> None:
             assert set(session.scalars(text(f"SELECT minute::date FROM {table}"))) == {NOON.date()}
 
 
-def test_captures_past_retention_are_deleted_in_batches(
+def test_captures_past_retention_are_deleted_in_batches_whatever_keeps_the_rest(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retention, "CAPTURES_AT_ONCE", 3)
@@ -110,6 +110,13 @@ def test_captures_past_retention_are_deleted_in_batches(
     with database.session() as session:
         for age, rows in ((8, 7), (6, 2)):
             session.execute(insert, {"at": NOON - timedelta(days=age), "rows": rows})
+    with monkeypatch.context() as broken:
+        broken.delattr(retention, "_drop_marked")
+        with pytest.raises(NameError):
+            maintain(database, NOON, RETENTION)
+    assert count(database, "captures") == 2
+    with database.session() as session:
+        session.execute(insert, {"at": NOON - timedelta(days=8), "rows": 7})
     assert maintain(database, NOON, RETENTION).captures_deleted == 7
     assert count(database, "captures") == 2
 
