@@ -6,8 +6,16 @@ import calendar
 import re
 from datetime import datetime, timedelta
 
+from driftguard.records import RecordError
+
+GARBLED = (ValueError, OverflowError)  # what reading the numbers or the time of a line may raise
 AHEAD_OF_UTC = timedelta(hours=14)  # the largest offset of a time zone
 _PAIR = re.compile(r"([#\w][\w #/()-]*?): ([-\d.]+(?:, [\d.]+)*)")
+
+
+def cannot_be_read(number: int, error: Exception) -> RecordError:
+    """Of a garbled line, which costs its own window alone."""
+    return RecordError(f"cannot be read ({error})", line=number)
 
 
 def numbers(text: str) -> dict[str, list[float]]:

@@ -44,19 +44,22 @@ class _Answer(msgspec.Struct, frozen=True):
 class NoHistory(ValueError):
     """not an answer of Prometheus' /api/v1/query_range: {detail}"""
 
+    def __init__(self, detail: object) -> None:
+        super().__init__(f"not an answer of Prometheus' /api/v1/query_range: {detail}")
+
 
 def windows(text: bytes, known: Identity) -> Iterator[tuple[str, Window]]:
     """(instance, window), in the order of time for each instance. Raises NoHistory, Incomplete."""
     try:
         answer = msgspec.json.decode(text, type=_Answer)
-    except msgspec.DecodeError as error:
-        raise NoHistory(f"not an answer of Prometheus' /api/v1/query_range: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise NoHistory(error) from None
     if answer.data is None or answer.data.result_type != "matrix":
         detail = (
             answer.error
             or f"a matrix is needed, but this is {answer.data.result_type if answer.data else 'nothing'}"
         )
-        raise NoHistory(f"not an answer of Prometheus' /api/v1/query_range: {detail}")
+        raise NoHistory(detail)
     by_instance: dict[str, list[_Series]] = defaultdict(list)
     for series in answer.data.result:
         by_instance[series.metric.get("instance", "")].append(series)
@@ -67,7 +70,10 @@ def windows(text: bytes, known: Identity) -> Iterator[tuple[str, Window]]:
 
 
 def _windows(adapter: Adapter, found: list[_Series], known: Identity) -> Iterator[Window]:
-    before, *later = _readings(found)
+    try:
+        before, *later = _readings(found)
+    except (ValueError, OverflowError) as error:  # a value or a time that is none
+        raise NoHistory(error) from None
     for after in later:
         try:
             windows = adapter.windows(before, after, known)

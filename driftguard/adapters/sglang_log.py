@@ -15,8 +15,9 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from driftguard.adapters.log_lines import numbers
+from driftguard.adapters.log_lines import GARBLED, cannot_be_read, numbers
 from driftguard.adapters.window import Incomplete, Window
+from driftguard.records import RecordError
 
 MARK: Final = "Decode batch"
 NOTHING_FOUND: Final = f"no line {MARK!r} with an accept len: SGLang writes none without speculation"
@@ -25,23 +26,39 @@ _HEAD = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)([^\]]*)\]")
 _LONGEST: Final = timedelta(minutes=5)  # after a longer pause, the start of a line's interval is unknown
 
 
-def windows(lines: Iterable[str], k: int | None) -> Iterator[tuple[int, Window]]:
-    """(number of the line, window) of the first rank of each replica. Raises Incomplete: `k` is not given."""
+def windows(lines: Iterable[str], k: int | None) -> Iterator[tuple[int, Window | RecordError]]:
+    """(number of the line, window or why it cannot be read) of the first rank of each replica.
+
+    Raises Incomplete: `k` is not given.
+    """
     before: dict[str, datetime] = {}
     for number, line in enumerate(lines, start=1):
-        head, mark, text = line.partition(MARK)
-        found = _HEAD.search(head)
-        told = numbers(text) if mark and found else {}
-        if found is None or "accept len" not in told or "#running-req" not in told:
-            continue
-        if re.search(r"\b(TP|PP|EP)[1-9]", found[2]) and "DP" not in found[2]:
-            continue  # another rank prints the same
-        if k is None:
-            raise Incomplete(f"SGLang's log does not contain how many tokens it drafts; {_hint(told)}")
-        ended_at = datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC)
-        begun_at = before.get(found[2], ended_at)
-        before[found[2]] = ended_at
-        yield number, _window(told, k, begun_at if ended_at - begun_at <= _LONGEST else ended_at, ended_at)
+        try:
+            window = _read(line, k, before)
+        except Incomplete:
+            raise
+        except GARBLED as error:
+            yield number, cannot_be_read(number, error)
+        else:
+            if window is not None:
+                yield number, window
+
+
+def _read(line: str, k: int | None, before: dict[str, datetime]) -> Window | None:
+    """`before`: of each replica the time of its last line."""
+    head, mark, text = line.partition(MARK)
+    found = _HEAD.search(head)
+    told = numbers(text) if mark and found else {}
+    if found is None or "accept len" not in told or "#running-req" not in told:
+        return None
+    if re.search(r"\b(TP|PP|EP)[1-9]", found[2]) and "DP" not in found[2]:
+        return None  # another rank prints the same
+    if k is None:
+        raise Incomplete(f"SGLang's log does not contain how many tokens it drafts; {_hint(told)}")
+    ended_at = datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC)
+    begun_at = before.get(found[2], ended_at)
+    before[found[2]] = ended_at
+    return _window(told, k, begun_at if ended_at - begun_at <= _LONGEST else ended_at, ended_at)
 
 
 def _hint(told: dict[str, list[float]]) -> str:

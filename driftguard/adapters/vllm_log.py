@@ -16,8 +16,9 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from driftguard.adapters.log_lines import known_year, numbers
+from driftguard.adapters.log_lines import GARBLED, cannot_be_read, known_year, numbers
 from driftguard.adapters.window import Window
+from driftguard.records import RecordError
 
 MARK: Final = "SpecDecoding metrics:"
 NOTHING_FOUND: Final = (
@@ -27,17 +28,27 @@ _TIME = re.compile(r"(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)")
 _USUAL_SECONDS: Final = 10.0
 
 
-def windows(lines: Iterable[str], now: datetime) -> Iterator[tuple[int, Window]]:
-    """(number of the line, window); other lines are skipped. `now`: no line is newer."""
+def windows(lines: Iterable[str], now: datetime) -> Iterator[tuple[int, Window | RecordError]]:
+    """(number of the line, window or why it cannot be read); other lines are skipped. `now`: no line is
+    newer."""
     for number, line in enumerate(lines, start=1):
-        head, mark, text = line.partition(MARK)
-        time = _TIME.search(head)
-        if mark and time:
-            month, day, hour, minute, second = map(int, time.groups())
-            ended_at = known_year(datetime(2000, month, day, hour, minute, second, tzinfo=UTC), now)
-            window = _window(numbers(text), ended_at)
+        try:
+            window = _read(line, now)
+        except GARBLED as error:
+            yield number, cannot_be_read(number, error)
+        else:
             if window is not None:
                 yield number, window
+
+
+def _read(line: str, now: datetime) -> Window | None:
+    head, mark, text = line.partition(MARK)
+    time = _TIME.search(head)
+    if not mark or time is None:
+        return None
+    month, day, hour, minute, second = map(int, time.groups())
+    ended_at = known_year(datetime(2000, month, day, hour, minute, second, tzinfo=UTC), now)
+    return _window(numbers(text), ended_at)
 
 
 def _window(told: dict[str, list[float]], ended_at: datetime) -> Window | None:

@@ -108,9 +108,13 @@ def _text(file: BinaryIO) -> Iterator[str]:
     return (line.decode(errors="replace") for line in file if line.strip())
 
 
-def _from_windows(windows: Iterable[tuple[int, Window]], known: Identity) -> Iterator[Numbered]:
+def _from_windows(windows: Iterable[tuple[int, Window | RecordError]], known: Identity) -> Iterator[Numbered]:
     known = replace(known, target=known.target or "unknown")
-    return ((number, _record(window, known)) for number, window in windows if window.drafted)
+    for number, found in windows:
+        if isinstance(found, RecordError):
+            yield number, found
+        elif found.drafted:
+            yield number, _record(found, known)
 
 
 def _record(window: Window, known: Identity) -> AcceptanceRecord | RecordError:

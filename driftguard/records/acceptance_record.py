@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Literal, TypeVar
 from uuid import UUID
 
@@ -159,6 +159,10 @@ def check_record(record: AcceptanceRecord, *, line: int | None = None) -> None:
             "ended_at",
             f"{record.ended_at.isoformat()} is before started_at ({record.started_at.isoformat()})",
         )
+    try:
+        record.ended_at.astimezone(UTC)
+    except OverflowError:
+        refuse("ended_at", f"{record.ended_at.isoformat()} is after the year 9999 in UTC")
     for name in ("temperature", "time_to_first_token_seconds", "time_per_output_token_seconds"):
         value = getattr(record, name)
         if value is not None and not math.isfinite(value):

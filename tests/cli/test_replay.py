@@ -5,12 +5,11 @@ import json
 import re
 import sys
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-import msgspec
 import numpy as np
 import pytest
 from msgspec import structs
@@ -21,6 +20,8 @@ from driftguard.cli.replay import run_replay
 from driftguard.errors import BadSettings
 from driftguard.records import AcceptanceRecord, encode_record
 
+NOT_AN_ANSWER = "not an answer of Prometheus' /api/v1/query_range"
+NOT_UTF_8 = "'utf-8' codec can't decode byte 0xe9 in position 0: unexpected end of data"
 BEGIN = datetime(2026, 1, 5, tzinfo=UTC)
 
 
@@ -163,6 +164,35 @@ def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
             ["bad.json: not an answer of Prometheus' /api/v1/query_range: too many"],
         ),
         (
+            ["--format", "prometheus", "value.json", "latin.json"],
+            [
+                f"value.json: {NOT_AN_ANSWER}: could not convert string to float: 'x'",
+                f"latin.json: {NOT_AN_ANSWER}: {NOT_UTF_8}",
+            ],
+        ),
+        (
+            ["--format", "vllm-log", "garbled.log"],
+            [
+                "garbled.log: line 1: cannot be read (minute must be in 0..59)",
+                "garbled.log: line 2: cannot be read (could not convert string to float: '10.0.0.1')",
+                "2 of 3 lines or files could not be read",
+            ],
+        ),
+        (
+            ["--format", "sglang-log", "--num-speculative-tokens", "4", "garbled.log"],
+            [
+                "garbled.log: line 4: cannot be read (day is out of range for month)",
+                "1 of 4 lines or files could not be read",
+            ],
+        ),
+        (
+            ["far.jsonl"],
+            [
+                "far.jsonl: line 1: ended_at: 9999-12-31T23:30:00-01:00 is after the year 9999 in UTC",
+                "1 of 2 lines or files could not be read",
+            ],
+        ),
+        (
             ["server.log"],
             [
                 "server.log: line 1: not valid JSON (JSON is malformed: invalid character (byte 0))",
@@ -178,6 +208,21 @@ def test_each_problem_is_told_once(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.json").write_text('{"status": "error", "error": "too many"}')
     (tmp_path / "server.log").write_text("INFO 11-25 engine started\n")
+    series = {"metric": {"__name__": "vllm:spec_decode_num_drafts_total"}, "values": [[1.0, "x"]]}
+    answer = {"status": "success", "data": {"resultType": "matrix", "result": [series]}}
+    (tmp_path / "value.json").write_text(json.dumps(answer))
+    (tmp_path / "latin.json").write_bytes(b'{"status": "\xe9"}')
+    told_by_vllm = (
+        "SpecDecoding metrics: Mean acceptance length: 2.00, Accepted: 10 tokens, Drafted: 10 tokens"
+    )
+    (tmp_path / "garbled.log").write_text(
+        f"INFO 11-25 10:61:61 {told_by_vllm}\nINFO 11-25 10:00:10 {told_by_vllm}, Peer: 10.0.0.1\n"
+        f"INFO 11-25 10:00:20 {told_by_vllm}\n"
+        "[2026-02-30 10:00:00] Decode batch, #running-req: 2, accept len: 2.00\n"
+    )
+    [record] = records([0.7])
+    far = datetime(9999, 12, 31, 23, 30, tzinfo=timezone(timedelta(hours=-1)))
+    write(tmp_path / "far.jsonl", iter([structs.replace(record, ended_at=far), record]))
     result = CliRunner().invoke(app, ["replay", *arguments])
     assert result.exit_code == 2
     assert result.stderr.splitlines() == told
@@ -217,13 +262,13 @@ def test_requests_that_depend_on_each_other_are_told(tmp_path: Path) -> None:
 
 
 def test_text_says_why_a_baseline_begins(tmp_path: Path) -> None:
-    before = (msgspec.structs.replace(one, num_speculative_tokens=3) for one in records([0.7] * 800))
+    before = (structs.replace(one, num_speculative_tokens=3) for one in records([0.7] * 800))
     after = (
-        msgspec.structs.replace(one, num_speculative_tokens=5, session=f"s{number}")
+        structs.replace(one, num_speculative_tokens=5, session=f"s{number}")
         for number, one in enumerate(records([0.6] * 900, number_from=801, seed=2))
     )
     later = (
-        msgspec.structs.replace(one, num_speculative_tokens=7)
+        structs.replace(one, num_speculative_tokens=7)
         for one in records([0.5] * 100, number_from=1_701, seed=3)
     )
     path = write(tmp_path / "r.jsonl", before, after, later)
