@@ -13,6 +13,7 @@ import httpx
 
 from driftguard.cli.plain import plain, plain_object
 from driftguard.errors import BadInput, DriftGuardError
+from driftguard_http import is_loopback
 
 TIMEOUT_SECONDS = 10.0
 ROLLBACK_SECONDS = 700.0  # it waits for the engine, or for what restarts it
@@ -72,8 +73,16 @@ def _answering(
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     given = {name: value for name, value in (query or {}).items() if value is not None}
     try:
-        url = base_url.rstrip("/") + path
-        with httpx.stream(method, url, json=body, params=given, headers=headers, timeout=seconds) as answer:
+        url = httpx.URL(base_url.rstrip("/") + path)
+        with httpx.stream(
+            method,
+            url,
+            json=body,
+            params=given,
+            headers=headers,
+            timeout=seconds,
+            trust_env=not is_loopback(url.host),  # a proxy of the environment is another machine
+        ) as answer:
             if not answer.is_success:
                 answer.read()
                 _refuse(place, answer)

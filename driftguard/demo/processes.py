@@ -61,7 +61,7 @@ class Process:
                     f"the {self.name} ended with code {self.popen.returncode}:\n{self.log_tail()}"
                 )
             try:
-                if httpx.get(url, timeout=2.0).status_code == 200:
+                if httpx.get(url, timeout=2.0, trust_env=False).status_code == 200:
                     return
             except httpx.TransportError:
                 pass  # not listening yet

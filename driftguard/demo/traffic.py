@@ -95,7 +95,9 @@ class Traffic:
         limits = httpx.Limits(max_connections=self.concurrency, max_keepalive_connections=self.concurrency)
         timeout = httpx.Timeout(REQUEST_TIMEOUT_SECONDS)
         busy = [0]
-        async with httpx.AsyncClient(base_url=self.base_url, limits=limits, timeout=timeout) as client:
+        async with httpx.AsyncClient(
+            base_url=self.base_url, limits=limits, timeout=timeout, trust_env=False
+        ) as client:
             await asyncio.gather(
                 *(
                     self._worker(client, random.Random(f"{self.seed}:{n}"), busy)

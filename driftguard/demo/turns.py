@@ -32,7 +32,8 @@ class SetUp:
 
 def put_into_service(url: str, version: str, directory: str | None) -> None:
     """Raises DemoFailed, httpx.HTTPError."""
-    info = httpx.get(f"{url}/admin/info", timeout=REQUEST_TIMEOUT_SECONDS).raise_for_status().json()
+    answer = httpx.get(f"{url}/admin/info", timeout=REQUEST_TIMEOUT_SECONDS, trust_env=False)
+    info = answer.raise_for_status().json()
     if info["draft"]["version"] == version:
         return
     if directory is None:
@@ -41,7 +42,7 @@ def put_into_service(url: str, version: str, directory: str | None) -> None:
         ("/admin/drafts", {"directory": directory, "version": version}),
         (f"/admin/drafts/{version}/activate", {}),
     ):
-        httpx.post(url + path, json=body, timeout=REQUEST_TIMEOUT_SECONDS).raise_for_status()
+        httpx.post(url + path, json=body, timeout=REQUEST_TIMEOUT_SECONDS, trust_env=False).raise_for_status()
 
 
 def measure(
@@ -66,7 +67,9 @@ def measure(
 
 async def _tokens_per_second(traffic: Traffic, set_up: SetUp, turn: int, clock: Callable[[], float]) -> float:
     free = asyncio.Semaphore(traffic.concurrency)
-    async with httpx.AsyncClient(base_url=set_up.url, timeout=REQUEST_TIMEOUT_SECONDS) as client:
+    async with httpx.AsyncClient(
+        base_url=set_up.url, timeout=REQUEST_TIMEOUT_SECONDS, trust_env=False
+    ) as client:
 
         async def ask(number: int) -> int:
             choice = random.Random(f"{traffic.seed}:{turn}:{number}")

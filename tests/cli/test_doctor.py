@@ -281,6 +281,7 @@ def test_a_source_that_answers_but_does_not_speak(
 def test_the_sidecar_of_these_settings(
     patient: Patient, answer: tuple[int, str], state: str, found: str
 ) -> None:
+    patient.environment |= {"HTTP_PROXY": free_url(), "NO_PROXY": None}
     with served({"/readyz": lambda: answer}) as server:
         patient.settings[2] = f"port = {server.url.rpartition(':')[2]}"
         check = patient.checked()["sidecar"]

@@ -45,8 +45,9 @@ def sidecar(
 
 
 def told(client: httpx.Client, *arguments: str) -> str:
-    """Standard output of a command that knows the sidecar from the environment."""
-    result = CliRunner().invoke(app, arguments, env={"DRIFTGUARD_SIDECAR": str(client.base_url)})
+    """Standard output of a command that knows the sidecar from the environment, where a proxy is set too."""
+    variables = {"DRIFTGUARD_SIDECAR": str(client.base_url), "HTTP_PROXY": free_url(), "NO_PROXY": None}
+    result = CliRunner().invoke(app, arguments, env=variables)
     assert result.exception is None, result.output
     return result.stdout
 

@@ -43,11 +43,16 @@ def _sidecar_url(settings: Settings) -> str:
     return url_of("127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host, settings.port)
 
 
+def _asked(url: str) -> httpx.Response:
+    """On this machine: by no proxy of the environment."""
+    return httpx.get(url, timeout=SECONDS, trust_env=False)
+
+
 def sidecar(settings: Settings) -> Iterator[Finding]:
     """The sidecar of these settings, where it runs on this machine."""
     url = _sidecar_url(settings)
     try:
-        found = _in_time(lambda: httpx.get(f"{url}/readyz", timeout=SECONDS)).json()
+        found = _in_time(lambda: _asked(f"{url}/readyz")).json()
     except (httpx.HTTPError, httpx.InvalidURL):
         yield Finding("sidecar", "warning", f"none answers at {url}", "driftguard serve")
     except ValueError:
@@ -99,7 +104,7 @@ def sources(settings: Settings) -> Iterator[Finding]:
 def _scraped_by_the_sidecar(settings: Settings) -> list[Finding]:
     url = f"{_sidecar_url(settings)}/api/v1/status"
     try:
-        answer = _in_time(lambda: httpx.get(url, timeout=SECONDS))
+        answer = _in_time(lambda: _asked(url))
         found = [
             (f"source {source['server']}", f"{source['url']}: {source['condition']}", source)
             for source in answer.json()["sources"]
