@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -96,7 +97,8 @@ def _command(action: Action, place: Place, request: RequestModel | None) -> str 
         k = action.num_speculative_tokens
         return setting_k(place.server, place.kind, k) if k is not None else None
     if action.kind == "restart":
-        return f"restart {place.server}, then replay the canary probes: driftguard probe run"
+        probe = f"driftguard probe run --server {shlex.quote(place.server)}"
+        return f"restart {place.server}, then replay the canary probes: {probe}"
     if action.kind == "nothing" or action.under_way:
         return None
     if action.kind == "roll_back" and action.draft_version is None:

@@ -23,6 +23,7 @@ from driftguard.cli.options import (
     Until,
 )
 from driftguard.cli.output import print_facts, print_text, time_of
+from driftguard.records.documents.diagnosis import for_server
 
 commands = typer.Typer(no_args_is_help=True, help="List, show, acknowledge and resolve incidents.")
 PATH = "/api/v1/incidents"
@@ -108,7 +109,8 @@ def print_incident(incident: dict[str, Any], sidecar: str) -> None:
             "slower by": None if incident["cost_percent"] is None else f"{incident['cost_percent']:.0f}%",
             "cause": cause,
             "because": diagnosis.get("reason"),
-            "to do": diagnosis.get("recommended_action"),
+            "to do": for_server(diagnosis.get("recommended_action", ""), incident["stream"]["server"])
+            or None,
             "afterwards": incident["aftermath"] and incident["aftermath"]["text"],
             "page": f"{without_password(sidecar).rstrip('/')}/incidents/{incident['id']}",
         }

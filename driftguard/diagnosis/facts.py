@@ -18,7 +18,7 @@ from driftguard.diagnosis.server_age import ServerAge
 from driftguard.diagnosis.serving_gap import ServingGap
 from driftguard.diagnosis.slices import FirstPosition, Slices
 from driftguard.diagnosis.template import Template
-from driftguard.records.documents.diagnosis import Fact, Number
+from driftguard.records.documents.diagnosis import PROBE, Fact, Number
 from driftguard.records.documents.serving_scores import MissingScores
 from driftguard.records.positions import ACCEPTANCE, Positions
 
@@ -71,9 +71,11 @@ def facts(evidence: Evidence, found: Examination) -> Iterator[Fact]:
 def missing(evidence: Evidence, found: Examination) -> Iterator[str]:
     """What would have told more, and how to have it the next time."""
     if not evidence.probes_before:
-        yield "no canary probes from before the change (`driftguard probe init`, then `driftguard probe run`)"
+        yield (
+            f"no canary probes from before the change (`driftguard probe init --server SERVER`, then {PROBE})"
+        )
     elif not evidence.probes_after:
-        yield "the canary probes have not been replayed since the change (`driftguard probe run`)"
+        yield f"the canary probes have not been replayed since the change ({PROBE})"
     elif found.probes_behaviour == "steady" and not found.probes_cover:
         yield (
             "canary prompts as long, and as much from the prefix cache, as the traffic: those that there are "

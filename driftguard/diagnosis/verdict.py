@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from driftguard.diagnosis.evidence import Direction
-from driftguard.records.documents.diagnosis import Cause, Confidence
+from driftguard.records.documents.diagnosis import PROBE, Cause, Confidence
 
 RETRAINABLE: Final[tuple[Cause, ...]] = ("query_drift", "target_replaced")
 
@@ -78,16 +78,15 @@ _ACTIONS: Final[dict[Cause, str]] = {
     "configuration": "check that it was meant, and let the baseline start anew; retraining would not help",
     "target_replaced": "retrain the draft against the new target",
     "quality": "read some answers: the output is suspect, not the speed",
-    "unknown": "replay the canary probes (`driftguard probe run`), then look at the machine",
+    "unknown": f"replay the canary probes ({PROBE}), then look at the machine",
 }
-_PROBE: Final = "`driftguard probe run --server SERVER`"
 _CONFIRMED_BY: Final[dict[Cause, str]] = {
-    "query_drift": f"{_PROBE}: the canary probes are accepted as before",
+    "query_drift": f"{PROBE}: the canary probes are accepted as before",
     "mix_shift": "`driftguard status`: every segment is at its baseline",
-    "machine": f"{_PROBE} after a restart: the canary probes are accepted as before",
-    "engine_state": f"{_PROBE} before and right after a restart: the probes come back",
+    "machine": f"{PROBE} after a restart: the canary probes are accepted as before",
+    "engine_state": f"{PROBE} before and right after a restart: the probes come back",
     "cache": (
-        f"{_PROBE} with the prefix cache off (vLLM: --no-enable-prefix-caching, SGLang: "
+        f"{PROBE} with the prefix cache off (vLLM: --no-enable-prefix-caching, SGLang: "
         "--disable-radix-cache) and on"
     ),
     "draft_wrong": "`sha256sum` of the draft's weights on the server, against those of the draft meant",
@@ -96,5 +95,5 @@ _CONFIRMED_BY: Final[dict[Cause, str]] = {
     "configuration": "the engine's command line, against the one before the change",
     "target_replaced": "`sha256sum` of the target's weights on the server, against those before the change",
     "quality": "`curl SERVER/v1/completions` with a prompt of the segment: the answer repeats itself",
-    "unknown": f"{_PROBE}: whether the canary probes moved too",
+    "unknown": f"{PROBE}: whether the canary probes moved too",
 }

@@ -13,6 +13,7 @@ from driftguard.cost.payoff import load_text
 from driftguard.detection.findings import duration
 from driftguard.incidents import aftermath, remedy
 from driftguard.records.documents.acceptance import from_to
+from driftguard.records.documents.diagnosis import for_server
 from driftguard.records.documents.goodput import AcceptanceMove, GoodputChange
 from driftguard.records.documents.incident import IncidentDiagnosis, names_of, positions_of
 from driftguard.records.positions import ACCEPTANCE
@@ -43,7 +44,7 @@ def summary(incident: Incident, stream: Stream) -> str:
     resolved also how long it lasted, when it was detected and mitigated, and what it cost."""
     if incident.evidence.goodput is not None:
         text = _goodput(incident, stream, incident.evidence.goodput)
-        return f"{text}{_raised(incident)}{_why(incident)}{_over(incident)}"
+        return f"{text}{_raised(incident)}{_why(incident, stream.server)}{_over(incident)}"
     verb = "fell" if incident.direction == "down" else "rose"
     names = ", ".join(names_of(incident.segments[:3]))
     more = len(incident.segments) - 3
@@ -56,7 +57,7 @@ def summary(incident: Incident, stream: Stream) -> str:
     )
     told = f"{text}{_cost(incident)}.{_gradually(incident)}{_counted(incident)}"
     told += _repeating(incident)
-    return f"{told}{_raised(incident)}{_recovered(incident)}{_why(incident)}{_over(incident)}"
+    return f"{told}{_raised(incident)}{_recovered(incident)}{_why(incident, stream.server)}{_over(incident)}"
 
 
 def _over(incident: Incident) -> str:
@@ -148,7 +149,7 @@ def _raised(incident: Incident) -> str:
     return f" Now {incident.severity}: {because}." if because else ""
 
 
-def _why(incident: Incident) -> str:
+def _why(incident: Incident, server: str) -> str:
     """For example: Likely cause: the traffic moved (medium confidence); a new draft is being trained."""
     best = best_of(remedy.of_incident(incident))
     over = incident.state == "resolved"
@@ -157,17 +158,17 @@ def _why(incident: Incident) -> str:
         told = f" Best now: {best.sentence}." if at_once else ""
         return f" Its cause has not been examined yet.{told}"
     known = incident.diagnosis
-    action = "" if over else f"; {_action(incident, known, best)}"
+    action = "" if over else f"; {_action(incident, known, best, server)}"
     if known.cause == "unknown":
         return f" {known.summary[0].upper()}{known.summary[1:]}{action}."
     return f" Likely cause: {known.summary} ({known.confidence} confidence){action}."
 
 
-def _action(incident: Incident, known: IncidentDiagnosis, best: Action) -> str:
+def _action(incident: Incident, known: IncidentDiagnosis, best: Action, server: str) -> str:
     """What holds at once and is measured is told before what the cause calls for."""
     if best.kind in _AT_ONCE and incident.direction != "up":
         return f"best now: {best.sentence}"
-    return being_done(incident) or known.recommended_action
+    return being_done(incident) or for_server(known.recommended_action, server)
 
 
 def being_done(incident: Incident) -> str | None:

@@ -181,7 +181,7 @@ def test_a_mix_is_not_the_only_cause_where_a_fall_inside_segments_is_not_exclude
 def test_queries_as_before_and_no_probes_is_not_called_drift() -> None:
     found = diagnose(fell(captures_before=CAPTURED_BEFORE, captures_after=SAME_TOPICS))
     assert verdict(found) == ("unknown", "low", False)
-    assert "driftguard probe run" in found.recommended_action
+    assert "driftguard probe run --server SERVER" in found.recommended_action
 
 
 def test_probes_not_replayed_since_the_change_are_awaited() -> None:

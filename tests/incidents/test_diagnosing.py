@@ -168,7 +168,7 @@ def test_a_fall_without_probes_or_captures_retrains_nothing_and_says_what_is_mis
     with database.session() as session:
         incident, stream = incidents.find(session, incident_id)
         assert summary(incident, stream).endswith(
-            ". The cause is not known; replay the canary probes (`driftguard probe run`), "
+            ". The cause is not known; replay the canary probes (`driftguard probe run --server chat`), "
             "then look at the machine."
         )
         told = document(incident, stream, "firing", "http://x")["incident"]["diagnosis"]

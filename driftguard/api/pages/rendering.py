@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -16,6 +15,7 @@ from markupsafe import Markup, escape
 from driftguard.detection.findings import duration
 from driftguard.detection.state.columns import SECONDS_PER_DAY
 from driftguard.incidents.message import clock
+from driftguard.records.documents.diagnosis import for_server
 
 _TEMPLATES: Final = Path(__file__).parent / "templates"
 _CLOCK: Final = re.compile(r"(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d) UTC")
@@ -143,7 +143,7 @@ def _words(text: str) -> str:
 
 def marked(text: str, server: str) -> Markup:
     """A sentence whose commands, in backticks, are shown as such, with the name of the server in them."""
-    return _code(text.replace("--server SERVER", f"--server {shlex.quote(server)}"))
+    return _code(for_server(text, server))
 
 
 def _code(text: str) -> Markup:

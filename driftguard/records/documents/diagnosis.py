@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -61,3 +62,11 @@ class Diagnosis:
     awaits_probes: bool
     examples: tuple[str, ...] = ()
     confirmed_by: str = ""
+
+
+PROBE: Final = "`driftguard probe run --server SERVER`"
+
+
+def for_server(text: str, server: str) -> str:
+    """A text of a diagnosis, with the name of the server in its commands, as a shell takes it."""
+    return text.replace("--server SERVER", f"--server {shlex.quote(server)}")
