@@ -8,8 +8,12 @@ time between two requests, and never close a connection in favour of another.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import heapq
 import resource
+import struct
+import sys
+import termios
 from abc import abstractmethod
 from collections.abc import MutableSet
 from dataclasses import dataclass
@@ -110,7 +114,7 @@ class Bounded(asyncio.Protocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         self._cancel_reader_timer()
-        self._read_at, self._unread_bytes = self._loop.time(), self.transport.get_write_buffer_size()
+        self._read_at, self._unread_bytes = self._loop.time(), _unread_bytes(self.transport)
         self._look_later()
 
     def resume_writing(self) -> None:
@@ -120,7 +124,7 @@ class Bounded(asyncio.Protocol):
     def _look_at_reader(self) -> None:
         if self.transport is None:
             return
-        unread_bytes = self.transport.get_write_buffer_size()
+        unread_bytes = _unread_bytes(self.transport)
         if unread_bytes < self._unread_bytes:
             self._read_at = self._loop.time()
         self._unread_bytes = unread_bytes
@@ -163,6 +167,18 @@ class Bounded(asyncio.Protocol):
             self.peers.discard(victim)  # at once: the loop reports its end only later
             victim._give_up()
             self.made_room()
+
+
+def _unread_bytes(transport: Any) -> int:
+    """Of the answer, not yet at the client. The kernel's part counts too: it takes more from the transport
+    only after a third of its megabytes, which a slow reader needs a minute for."""
+    unread_bytes: int = transport.get_write_buffer_size()
+    if sys.platform == "linux":
+        (in_kernel,) = struct.unpack(
+            "i", fcntl.ioctl(transport.get_extra_info("socket"), termios.TIOCOUTQ, bytes(4))
+        )
+        unread_bytes += in_kernel
+    return unread_bytes
 
 
 def bounded_protocol(limits: ConnectionLimits) -> type[asyncio.Protocol]:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import httpx
 import pytest
@@ -160,6 +161,20 @@ def test_an_answer_that_is_read_slowly_is_sent_whole() -> None:
             size += len(part)
             time.sleep(0.005)
         assert size > ENOUGH
+
+
+def test_reading_less_than_the_kernel_holds_is_seen() -> None:
+    with (
+        serving(ConnectionLimits(unread_seconds=60)) as (server, address),
+        connections(address, 1) as (slow,),
+    ):
+        slow.sendall(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n")
+        open_: set[Any] = server.server_state.connections
+        wait_until(lambda: any(one.rank == 2 for one in open_), "nobody to read")
+        size = 0
+        while size < 300_000:
+            size += len(slow.recv(300_000 - size))
+        wait_until(lambda: all(one.rank is None for one in open_), "it to be seen")
 
 
 def test_connections_leave_half_of_the_descriptors_to_others() -> None:
