@@ -147,7 +147,7 @@ def create_app(service: Service, telemetry: Telemetry, options: ServeOptions | N
     install_error_handlers(app, service.metrics.refused)
     app.include_router(openai_routes.router)
     app.include_router(admin.router)
-    app.get("/health")(health)
+    app.api_route("/health", methods=["GET", "HEAD"])(health)
     app.get("/metrics", response_class=Response)(prometheus_metrics)
     return app
 

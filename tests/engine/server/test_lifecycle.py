@@ -72,6 +72,7 @@ def test_a_dead_engine_fails_its_requests_and_says_so(fake: FakeEngine) -> None:
         streamed = pool.submit(client.post, "/v1/completions", json={"prompt": "a", "stream": True})
         wait_until(lambda: fake.running == 2, "two requests run")
         assert client.get("/health").json() == {"status": "ok"}
+        assert client.head("/health").status_code == 200
         fake.step_error = RuntimeError("device lost")
         fake.paused.clear()
         assert whole.result().status_code == 503
