@@ -26,6 +26,6 @@ def print_list(
     if as_json:
         print(answer.text)
         return
-    print_table(heads, [row(one) for one in answer.found[things.rsplit(maxsplit=1)[-1]]], f"no {things}")
+    print_table(heads, [row(one) for one in answer.listed(things.rsplit(maxsplit=1)[-1])], f"no {things}")
     if cursor := answer.found.get("next_cursor"):
         print(f"there is more: --cursor {cursor}", file=sys.stderr)

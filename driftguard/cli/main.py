@@ -11,6 +11,7 @@ from datetime import datetime
 from enum import StrEnum
 from importlib.metadata import version
 from importlib.util import find_spec
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -494,6 +495,10 @@ app.command("retry", hidden=True)(streams.retry)
 
 def main() -> NoReturn:
     """Runs the command; an expected error is one line on standard error and an exit code."""
+    if sys.stdout is None:  # it was closed, as >&- does
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+    if isinstance(sys.stdout, TextIOWrapper):  # a name that the terminal cannot show is no error
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app(standalone_mode=True)
         sys.stdout.flush()
@@ -501,6 +506,16 @@ def main() -> NoReturn:
         print(f"driftguard: {plain_lines(str(error))}", file=sys.stderr)
         sys.exit(error.exit_code)
     except BrokenPipeError:  # who reads has read enough, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_the_rest()
+        sys.exit(1)
+    except OSError as error:
+        told = ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
+        print(f"driftguard: {plain_lines(told)}", file=sys.stderr)
+        _drop_the_rest()
         sys.exit(1)
     sys.exit(0)
+
+
+def _drop_the_rest() -> None:
+    """Of standard output, which Python would try to write at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -22,10 +22,18 @@ _KEY_NEEDED = "; set DRIFTGUARD_API_KEY to a key, which `driftguard keys create 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`text`: as it came; `found`: the JSON object in it, as it may be shown."""
+    """`text`: as it came; `found`: the JSON object in it, as it may be shown; `place`: whose it is."""
 
     text: str
     found: dict[str, Any]
+    place: str
+
+    def listed(self, name: str) -> list[Any]:
+        """Raises DriftGuardError: another server has answered."""
+        found = self.found.get(name)
+        if not isinstance(found, list):
+            raise DriftGuardError(f"{self.place} is no sidecar: its answer has no {name}")
+        return found
 
 
 def call(
@@ -45,7 +53,7 @@ def call(
     """
     with _answering(method, base_url, path, body, query, seconds) as answer:
         answer.read()
-        return Answer(answer.text, _object(base_url, answer))
+        return Answer(answer.text, _object(base_url, answer), without_password(base_url))
 
 
 def export(base_url: str, path: str, query: Mapping[str, Any]) -> Iterator[bytes]:

@@ -30,7 +30,7 @@ def print_status(base_url: str, *, as_json: bool, limit: int) -> None:
         print(answer.text)
         return
     status, console = answer.found, _console()
-    for source in status["sources"]:
+    for source in answer.listed("sources"):
         told = f"{source['server']}: {source['condition'].replace('_', ' ')}"
         detail = f" ({source['detail']})" if source["detail"] else ""
         console.print(f"source {told}{detail}", markup=False)

@@ -104,6 +104,8 @@ def _check(options: DemoOptions) -> None:
             options.json_file.open("a").close()
         except OSError as error:
             raise BadInput(f"--json: {options.json_file} cannot be written: {error.strerror}") from error
+    if options.log_directory is not None and options.log_directory.is_file():
+        raise BadInput(f"--log-dir: {options.log_directory} is not a directory")
     if options.log_directory is not None and (options.log_directory / DATA).exists():
         raise BadInput(f"--log-dir: {options.log_directory} holds an earlier demo; name another directory")
     if options.alertmanager_url is not None:

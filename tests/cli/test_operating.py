@@ -293,6 +293,39 @@ def test_a_missing_key_is_named_with_what_makes_one(database: Database, tmp_path
     assert (right.exit_code, right.stdout) == (0, "")
 
 
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        ("records export >/dev/full", 1, "driftguard: No space left on device\n"),
+        ("status >&-", 0, ""),
+        ("settings", 0, ""),
+    ],
+    ids=["no space", "closed", "ASCII alone"],
+)
+def test_an_output_that_does_not_take_it_all_is_no_traceback(
+    sidecar: tuple[httpx.Client, UUID], command: str, code: int, said: str
+) -> None:
+    client, _ = sidecar
+    environment = {
+        **os.environ,
+        "DRIFTGUARD_SIDECAR": str(client.base_url),
+        "DRIFTGUARD_PROXY__SERVER": "東京",
+        "PYTHONIOENCODING": "ascii",
+    }
+    line = f"{sys.executable} -m driftguard {command}"
+    result = subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, env=environment, check=False, timeout=60
+    )
+    assert (result.returncode, result.stderr) == (code, said)
+
+
+@pytest.mark.parametrize("command", ["status", "incidents list"])
+def test_another_server_that_answers_json_is_no_sidecar(command: str) -> None:
+    paths = ("/api/v1/status?limit=50", "/api/v1/incidents?limit=50")
+    with served(dict.fromkeys(paths, lambda: (200, '{"hello": 1}'))) as other:
+        assert "is no sidecar: its answer has no " in str(refused(other.url, *command.split()))
+
+
 def test_an_export_is_written_to_a_file_and_survives_a_reader_that_has_enough(
     sidecar: tuple[httpx.Client, UUID], tmp_path: Path
 ) -> None:

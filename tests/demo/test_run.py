@@ -30,6 +30,9 @@ def test_what_would_fail_at_the_end_is_refused_at_the_start(tmp_path: Path) -> N
     url = free_url()
     with pytest.raises(BadInput, match=f"--alertmanager: no Alertmanager answers at {url}: .*refused"):
         run_demo(options(alertmanager=url))
+    (tmp_path / "file").touch()
+    with pytest.raises(BadInput, match=r"--log-dir: .*file is not a directory"):
+        run_demo(options(log_directory=tmp_path / "file"))
 
 
 def test_an_earlier_demo_is_not_continued(tmp_path: Path) -> None:
