@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from typing import Final
 
@@ -18,7 +19,8 @@ def configure_logging(level: str, secrets: Secrets = _NONE) -> None:
     nothing is added to a line."""
     # The default prints local variables in tracebacks, which may contain keys and token ids.
     render = structlog.dev.ConsoleRenderer(
-        colors=sys.stdout.isatty(), exception_formatter=structlog.dev.plain_traceback
+        colors=sys.stdout.isatty() and not os.environ.get("NO_COLOR"),
+        exception_formatter=structlog.dev.plain_traceback,
     )
 
     def render_masked(logger: object, name: str, event: structlog.typing.EventDict) -> str:

@@ -101,6 +101,22 @@ def test_a_library_that_logs_by_itself_is_masked_too(capsys: pytest.CaptureFixtu
     assert "with base 10: '***'" in errors.getvalue()
 
 
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("no_color", "is_coloured"), [("", True), ("1", False)])
+def test_a_log_on_a_terminal_has_colours_unless_told_not_to(
+    no_color: str, is_coloured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", no_color)
+    with redirect_stdout(Terminal()) as terminal:
+        configure_logging("info")
+        structlog.get_logger().info("started")
+    assert ("\x1b[" in terminal.getvalue()) == is_coloured
+
+
 KEY = "sesame-4711-{}"
 
 
