@@ -33,7 +33,7 @@ from driftguard.records import StreamKey
 from driftguard.settings import FalseAlarmScope
 from driftguard.status.fold_watch import FoldWatch
 from driftguard.store import folding, streams
-from driftguard.store.database import CHECK, FOLD, Database, DatabaseTimeout, expect_writable
+from driftguard.store.database import CHECK, FOLD, Database, DatabaseTimeout
 from driftguard.store.folding import Progress, StoredRecord, read_after, read_of_stream
 from driftguard.store.tables import HeldStream, Stream
 
@@ -247,7 +247,7 @@ class Pipeline:
     def _begin(self, session: Session) -> Progress | None:
         """None: another process folds. Raises where nothing could be stored, also while there is nothing to
         fold: an outage is told where nobody sends, too."""
-        expect_writable(session)
+        folding.expect_writable(session)
         seen = folding.progress(session)
         if self._is_anothers(seen) and not self._is_left_undone(session, seen):
             return None

@@ -292,7 +292,7 @@ class Database:
         read-only."""
         with self.connect(CHECK) as connection:
             migrations.check_revision(connection, place=self.place)
-            expect_writable(connection)
+            connection.execute(_DELETES_NOTHING)  # which a read-only database refuses, as a hot standby
 
     def upgrade(self) -> None:
         """Runs the migrations that are missing. Raises DatabaseUnavailable (unreachable, or ahead)."""
@@ -425,11 +425,6 @@ def is_database_failure(error: Exception) -> bool:
         return False
     state = getattr(cause, "sqlstate", None)
     return state is None or not state.startswith("54")
-
-
-def expect_writable(connection: Connection | Session) -> None:
-    """Raises what any write raises where the database is read-only, as a hot standby."""
-    connection.execute(_DELETES_NOTHING)
 
 
 def _is_read_only(error: Exception) -> bool:

@@ -32,6 +32,7 @@ from driftguard.store.tables import (
 )
 
 READER = "detector"
+_DELETES_NOTHING = text("DELETE FROM fold_positions WHERE false")
 _LOCK = 4_706_137_201  # any number that no other advisory lock of this database uses
 
 
@@ -98,6 +99,11 @@ class Change:
     first_needed: int  # of the oldest one that belongs to the history
     summary: dict[str, Any] | None  # what the status shows; None: what it shows now may stay for a while
     is_first: bool  # nothing of the stream may be stored yet; the summary is not None then
+
+
+def expect_writable(session: Session) -> None:
+    """Raises what every write raises where the database may only be read."""
+    session.execute(_DELETES_NOTHING)
 
 
 def lock_fold(session: Session) -> None:
