@@ -114,7 +114,8 @@ def _send_traffic(client: httpx.Client, now: datetime) -> None:
     post(client, _requests(rng, "chat-eu-1", fallen, (fall, now), 260))
     post(client, [_again(item, now) for item in probes])
     post(client, _requests(rng, "chat-us-1", both, (hour, now), 700))
-    post(client, _requests(rng, "search-1", {"default": FAIR}, (now - timedelta(minutes=6), now), 60))
+    young = (now - timedelta(minutes=6), now)
+    post(client, _requests(rng, "search-1", {"default": FAIR}, young, 60, version="3f" * 32))  # a sha256
     post(client, _requests(rng, "batch-1", {"summaries": BAD}, (hour, now - timedelta(minutes=20)), 400))
     after = (now - timedelta(minutes=20), now)
     post(client, _requests(rng, "batch-1", {"summaries": FAIR}, after, 120, version="v2"))
