@@ -56,12 +56,19 @@ class SidecarClient:
         return runs[0] if runs else None
 
 
-def wait_for(what: str, seconds: float, look: Callable[[], T | None]) -> T:
-    """Polls `look` until it returns a value. Raises DemoFailed, which names what did not happen in time."""
-    deadline = time.monotonic() + seconds
+def wait_for(
+    what: str, seconds: float, look: Callable[[], T | None], part: Callable[[], float] = lambda: 0.0
+) -> T:
+    """Polls `look` until it returns a value. `part`: how much is done, from 0 to 1; with each percent the
+    time begins anew, as a slow machine must succeed too. Raises DemoFailed, which names what did not happen
+    in time."""
+    most, deadline = 0, time.monotonic() + seconds
     while time.monotonic() < deadline:
         found = look()
         if found is not None:
             return found
+        if (percent := int(100.0 * part())) > most:
+            most, deadline = percent, time.monotonic() + seconds
         time.sleep(POLL_SECONDS)
-    raise DemoFailed(f"{what} did not happen within {seconds:.0f} s")
+    reached = f", {most}% of it done" if most else ""
+    raise DemoFailed(f"{what} did not happen within {seconds:.0f} s{reached}")

@@ -23,7 +23,7 @@ from driftguard.demo.traffic import Answer, Load, Traffic, acceptance_rate
 from driftguard.demo.turns import TURNS, SetUp, measure, put_into_service
 from driftguard.demo.view import Screen, Stage
 
-BASELINE_SECONDS = 240.0
+BASELINE_SECONDS = 240.0  # without a percent more
 MIX_REQUESTS = 100
 INCIDENT_SECONDS = 300.0
 ANSWERS_SECONDS = 180.0  # limits, not delays: a slow machine must succeed too
@@ -137,7 +137,7 @@ def baseline(loop: Loop, stage: Stage) -> dict[str, Any]:
         )
 
     loop.screen.state = "learning the baseline"
-    stream = wait_for("a baseline of every route", BASELINE_SECONDS, ready)
+    stream = wait_for("a baseline of every route", BASELINE_SECONDS, ready, lambda: stage.part or 0.0)
     answers = loop.traffic.answers[start:]
     loop.measure("before", answers)
     loop.screen.state = "steady"

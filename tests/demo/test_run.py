@@ -8,11 +8,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from driftguard.demo.processes import free_url
+from driftguard.demo import sidecar_client
+from driftguard.demo.processes import DemoFailed, free_url
 from driftguard.demo.run import DemoOptions, run_demo
+from driftguard.demo.sidecar_client import wait_for
 from driftguard.errors import BadInput
 from tests.conftest import PATIENCE_SECONDS
 
@@ -40,6 +43,22 @@ def test_an_earlier_demo_is_not_continued(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     with pytest.raises(BadInput, match=r"--log-dir: .* holds an earlier demo"):
         run_demo(options(log_directory=tmp_path))
+
+
+def test_what_goes_on_slowly_is_waited_for_and_what_stands_still_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr(sidecar_client, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    assert wait_for("it", 10.0, lambda: "done" if now >= 50.0 else None, lambda: now / 100.0) == "done"
+    now = 0.0
+    with pytest.raises(DemoFailed, match="it did not happen within 10 s, 20% of it done"):
+        wait_for("it", 10.0, lambda: None, lambda: min(now / 100.0, 0.2))
 
 
 SERVING = ("driftguard serve", "--drafter", "bin/postgres")
