@@ -13,10 +13,10 @@ import httpx
 
 from driftguard.cli.plain import plain, plain_object
 from driftguard.errors import BadInput, DriftGuardError
-from driftguard_http import is_loopback
 
 TIMEOUT_SECONDS = 10.0
 ROLLBACK_SECONDS = 700.0  # it waits for the engine, or for what restarts it
+_THIS_MACHINE = {"localhost", "127.0.0.1", "::1"}
 _KEY_NEEDED = "; set DRIFTGUARD_API_KEY to a key, which `driftguard keys create NAME` makes"
 
 
@@ -89,7 +89,7 @@ def _answering(
             params=given,
             headers=headers,
             timeout=seconds,
-            trust_env=not is_loopback(url.host),  # a proxy of the environment is another machine
+            trust_env=url.host not in _THIS_MACHINE,  # a proxy of the environment is another one
         ) as answer:
             if not answer.is_success:
                 answer.read()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,26 @@ import numpy as np
 import pytest
 
 from driftguard.adapters import ReplayFormat, sglang_log, vllm_log
-from driftguard.adapters.window import Identity
+from driftguard.adapters.window import Identity, Window
 from driftguard.cli.replay import run_replay
+from driftguard.records import RecordError
 from tests.adapters.fake_engines import MODEL, FakeVllm, K
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
 SEED = 3
 WINDOWS, CHANGE_AT, STEPS = 60, 40, 2_400
+
+
+def of_vllm(lines: list[str], now: datetime) -> list[tuple[int, Window]]:
+    return only_windows(vllm_log.windows(lines, now))
+
+
+def of_sglang(lines: list[str], k: int | None) -> list[tuple[int, Window]]:
+    return only_windows(sglang_log.windows(lines, k))
+
+
+def only_windows(found: Iterator[tuple[int, Window | RecordError]]) -> list[tuple[int, Window]]:
+    return [(number, each) for number, each in found if isinstance(each, Window)]
 
 
 def vllm_line(at: datetime, accepted: list[int], steps: int) -> str:
@@ -76,7 +90,7 @@ def incident(events: list[Any]) -> Any:
 
 def test_a_line_of_vllm_tells_the_counts_it_was_made_of() -> None:
     line = vllm_line(datetime(2000, 9, 4, 11, 1, 16), [44, 44, 44, 44, 35, 27, 18], 44)
-    ((number, window),) = vllm_log.windows(["something else", line], NOW)
+    ((number, window),) = of_vllm(["something else", line], NOW)
     assert (number, window.steps, window.drafted, window.accepted) == (2, 44, 308, 256)
     assert window.num_speculative_tokens == 7
     assert window.ended_at == datetime(2026, 9, 4, 11, 1, 16, tzinfo=UTC)
@@ -85,12 +99,12 @@ def test_a_line_of_vllm_tells_the_counts_it_was_made_of() -> None:
 
 def test_steps_of_drafts_that_were_not_full_come_from_the_length() -> None:
     line = vllm_line(datetime(2000, 9, 4), [100, 50, 20], 125).replace("Drafted: 375", "Drafted: 301")
-    ((_, window),) = vllm_log.windows([line], NOW)
+    ((_, window),) = of_vllm([line], NOW)
     assert window.steps == pytest.approx(125, abs=1)
 
 
 def test_a_log_of_december_is_of_last_year() -> None:
-    ((_, window),) = vllm_log.windows([vllm_line(datetime(2000, 12, 31), [3], 5)], NOW)
+    ((_, window),) = of_vllm([vllm_line(datetime(2000, 12, 31), [3], 5)], NOW)
     assert window.ended_at.year == 2025
 
 
@@ -101,20 +115,20 @@ def test_local_times_ahead_of_utc_are_of_this_year() -> None:
         (datetime(2026, 3, 1, tzinfo=UTC), datetime(2000, 2, 29), 2024),
     ):
         line = vllm_line(at.replace(year=2000), [3], 5)
-        ((_, window),) = vllm_log.windows([line], latest)
+        ((_, window),) = of_vllm([line], latest)
         assert window.ended_at.replace(tzinfo=None) == at.replace(year=year)
 
 
 def test_sglang_wants_to_be_told_k_and_says_what_it_looks_like() -> None:
     line = sglang_line(NOW, 2, 5.06, 0.81)
     with pytest.raises(ValueError, match=r"--num-speculative-tokens .* \(this line suggests 5\)"):
-        list(sglang_log.windows([line], None))
+        list(of_sglang([line], None))
     lines = [
         line,
         sglang_line(NOW, 2, 5.06, 0.81, " TP1"),
         sglang_line(NOW + timedelta(seconds=9), 2, 3.0, 0.4),
     ]
-    found = list(sglang_log.windows(lines, 5))
+    found = list(of_sglang(lines, 5))
     assert [(number, window.steps, window.drafted, window.accepted) for number, window in found] == [
         (1, 80, 400, 325),
         (3, 80, 400, 160),

@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 from driftguard.demo.processes import free_port
+from tests.alerting.http_receiver import wait_until
 from tests.alerts.committed import COMMITTED
-from tests.cli.test_main import wait_until_ready
 from tests.deploy.committed import ROOT
 
 pytestmark = pytest.mark.slow
@@ -46,13 +46,20 @@ def driftguard(installed: Path, *arguments: str, **variables: str) -> dict[str, 
     }
 
 
+def is_ready(port: str) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/readyz").is_success
+    except httpx.TransportError:
+        return False
+
+
 @pytest.fixture
 def sidecar(installed: Path, tmp_path: Path) -> Iterator[httpx.Client]:
     """With the embedded database, whose tables the wheel's migrations make."""
     port, data = str(free_port()), str(tmp_path / "data")
     process = subprocess.Popen(**driftguard(installed, "serve", "--port", port, "--data-dir", data))
     try:
-        wait_until_ready(f"http://127.0.0.1:{port}", process)
+        wait_until(lambda: process.poll() is not None or is_ready(port), "the sidecar to be ready")
         add = driftguard(
             installed, "keys", "add", "test", DRIFTGUARD_DATA_DIR=data, DRIFTGUARD_API_KEY="0123456789" * 4
         )

@@ -18,7 +18,7 @@ from driftguard.records import AcceptanceRecord, decode_record
 from driftguard.settings.loading import PLUGIN_VARIABLES
 from driftguard.store.database import Database
 from driftguard_vllm import RequestLabels, labels, register
-from driftguard_vllm.captures import LINGER_SECONDS, CaptureSender
+from driftguard_vllm.captures import LINGER_SECONDS, Captured, CaptureSender
 from driftguard_vllm.plugin import HookMissing, install
 from driftguard_vllm.request_counts import Speculation
 from driftguard_vllm.settings import NAMES, PREFIX, BadEnvironment, PluginSettings
@@ -145,7 +145,7 @@ def test_token_ids_that_are_too_large_for_one_body_are_sent_in_parts() -> None:
         captures.send(record, [9 if number == 7 else 1, 2], [3])  # one is too large by itself
     captures.close(60.0)
     assert found == [str(record.record_id) for number, record in enumerate(some) if number != 7]
-    small = [(record, [1, 2], [3]) for record in some[:3]]
+    small: list[Captured] = [(record, [1, 2], [3]) for record in some[:3]]
     captures._most_at_once = 1
     for waiting, pause in ((2, 0.0), (1, LINGER_SECONDS)):  # a full batch goes at once, and grows again
         captures._waiting.extend(small[:waiting])
