@@ -52,7 +52,7 @@ def drifted_sidecar(postgres_server: str, template_database: str) -> Iterator[ht
             database.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def prometheus(
     drifted_sidecar: httpx.Client, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Prometheus]:
