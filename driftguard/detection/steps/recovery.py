@@ -47,9 +47,7 @@ from driftguard.detection.steps.evidence import bets_against
 from driftguard.detection.steps.expectation import acceptance_over, at_baseline
 from driftguard.records import MAX_SEGMENTS_PER_STREAM
 
-# Small: before and after are estimates from few requests, of which the worst raised the alarm, and bets
-# without a cut are nearly alike, so that ten of them find the smallest step past the midpoint.
-RECOVERY_LEVEL = 0.0005
+RECOVERY_LEVEL = 0.01
 
 
 @dataclass(frozen=True, slots=True)
