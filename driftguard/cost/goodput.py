@@ -28,10 +28,8 @@ more in expectation, whenever and however often one looks.
 
 **Speculation loses.** In each band, requests without speculation bet against those with it in the same block
 and segment: y, by how much the logarithm of their time is smaller. The null is E[y] <= log(1 / (1 -
-LEAST_GAIN)); the spread is that of the y before. The y of a block share the means of the n_c requests with
-speculation that they are held against: of m_c in segment c, m in all, their mean is as uncertain as that of
-m^2 / sum of m_c^2 (1 / m_c + 1 / n_c) independent ones. Assumption: both run at the same loads of the band,
-as where the ones without speculation are drawn at random.
+LEAST_GAIN)); the spread is that of the y before. Assumption: both run at the same loads of the band, as where
+the ones without speculation are drawn at random.
 
 **Over.** Whether an open fall is made good: `goodput_end.py`.
 
@@ -360,27 +358,23 @@ def _rivals(watch: GoodputWatch, block: Block, told: Sequence[TimedRequest]) -> 
         side = speculating if k_of(request) > 0 else without
         side[request.segment, band_of(request.concurrency)].append(log_time(request))
     faster: dict[int, list[float]] = defaultdict(list)
-    squares: dict[int, float] = defaultdict(float)
     for (segment, band), times in without.items():
         others = speculating[segment, band]
         if len(others) >= OF_SPECULATING and band < BANDS:
             mean = sum(others) / len(others)
             faster[band] += [mean - time for time in times]
-            squares[band] += len(times) + len(times) ** 2 / len(others)
     known = {item.band: item for item in watch.rivalries}
     for band, moves in faster.items():
-        worth = len(moves) ** 2 / squares[band]
-        known[band] = _rival(known.get(band, Rivalry(band)), moves, worth, block)
+        known[band] = _rival(known.get(band, Rivalry(band)), moves, block)
     return tuple(sorted(known.values(), key=lambda item: item.band))
 
 
-def _rival(rivalry: Rivalry, moves: Sequence[float], worth: float, block: Block) -> Rivalry:
-    """`worth`: independent moves whose mean would be as uncertain."""
+def _rival(rivalry: Rivalry, moves: Sequence[float], block: Block) -> Rivalry:
     sums = rivalry.sums or NONE
     if rivalry.count >= RIVALS:
         spread = max(math.sqrt(rivalry.squares / (rivalry.count - 1)), LEAST_SPREAD)
         margin = -math.log1p(-LEAST_GAIN)
-        told = (sum(moves) / len(moves) - margin) * math.sqrt(min(worth, rivalry.count))
+        told = (sum(moves) / len(moves) - margin) * math.sqrt(min(len(moves), rivalry.count))
         sums = bet(sums, told / spread - max(0.3, 2.0 / math.sqrt(rivalry.count)))
     count, mean, squares = rivalry.count, rivalry.mean, rivalry.squares
     for move in moves:

@@ -36,20 +36,6 @@ def test_speculation_that_begins_to_lose_is_found_although_nothing_gets_slower(s
     assert alarm.kind == "speculation_loses"
 
 
-def test_few_speculating_requests_beside_many_without_are_no_sure_evidence() -> None:
-    """20 beside 240 a block, equally fast: all of the others are compared with the same 20."""
-    rng = np.random.default_rng(12)
-    (one,) = Machine().serve(rng, 1, segment="chat", concurrency=12)
-    read = []
-    for place, seconds in enumerate((0.02 * np.exp(rng.normal(0.0, 0.6, 200 * 260))).tolist()):
-        drafted = 0 if place % 13 else one.drafted
-        told = {"ended_at": 1.2 * place, "drafted": drafted, "time_per_output_token_seconds": seconds}
-        read.append(goodput.Numbered(place + 1, one._replace(**told)))
-    watch = goodput.fold(GoodputWatch(), read)
-    assert watch.rivalries[0].count > 40_000
-    assert goodput.losing_in(watch, LEVEL, (9, 16)) is None
-
-
 def test_a_speed_that_falls_bit_by_bit_is_not_learned_as_usual() -> None:
     """A third slower in a day and a half: what is compared with lags behind."""
     stream = Stream(4, LEVEL)
