@@ -6,9 +6,7 @@ w_t (`driftguard.alpha_spending`) of one unit of wealth is put on bets that begi
 t-th request after the alarm: W_t = (W_{t-1} + w_t) e_t, averaged over the ten bets of `bets.py`.
 Recovered when the average reaches 1 / RECOVERY_LEVEL.
 
-Assumptions: E[x | past] <= midpoint while it has not recovered; nothing else about x. So no request is cut:
-`cut_off` makes up for the reference period's requests, and after a change of some requests only, more lie
-beyond the reach than before it. Windows, means of many requests, are cut as ever.
+Assumptions: E[x | past] <= midpoint while it has not recovered; nothing else about x.
 Guarantee: the shares sum to less than 1, so W is at most a mixture of nonnegative supermartingales, and
 the probability that an unrecovered segment is ever called recovered is at most RECOVERY_LEVEL
 (Ville's inequality). An incident closes when every changed segment has recovered, so the level holds
@@ -41,7 +39,7 @@ from driftguard.detection.state.stream_state import (
     StreamState,
 )
 from driftguard.detection.statistics.baseline import Baselines
-from driftguard.detection.statistics.bets import NOT_CUT, Floats, mean_over_bets, running_sums
+from driftguard.detection.statistics.bets import Floats, mean_over_bets, running_sums
 from driftguard.detection.statistics.change_point import locate
 from driftguard.detection.steps.evidence import bets_against
 from driftguard.detection.steps.expectation import acceptance_over, at_baseline
@@ -76,8 +74,7 @@ def recovery_bets(
 ) -> Floats:
     """e [T, BETS] against "not back past the midpoint yet"; `halfway` [T]."""
     middle = midpoint(rows, halfway, fall=fall)
-    uncut = np.where(state.of_windows[:, None], state.cut_off, NOT_CUT)
-    return bets_against(replace(state, cut_off=uncut), base, rows, middle, rise=fall)
+    return bets_against(state, base, rows, middle, rise=fall)
 
 
 def run_tests(
