@@ -64,8 +64,8 @@ def baseline_of(state: StreamState) -> Baselines:
 def alarm(config: DetectorConfig, state: StreamState, after: ObservationBatch) -> float:
     """Observations after the drop until the alarm."""
     start = state.ordinal
-    for place in range(0, len(after), 500):
-        state, findings = fold(config, state, after[place : place + 500])
+    for place in range(0, len(after), 100):  # most alarms come in the first
+        state, findings = fold(config, state, after[place : place + 100])
         for finding in findings:
             if isinstance(finding, DriftOpened) and finding.direction == "down":
                 return finding.ordinal - start
