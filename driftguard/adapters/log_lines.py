@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import calendar
 import re
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
 
+from driftguard.adapters.window import Incomplete, Window
 from driftguard.records import RecordError
 
-GARBLED = (ValueError, OverflowError)  # what reading the numbers or the time of a line may raise
 AHEAD_OF_UTC = timedelta(hours=14)  # the largest offset of a time zone
 _PAIR = re.compile(r"([#\w][\w #/()-]*?): ([-\d.]+(?:, [\d.]+)*)")
 
 
-def cannot_be_read(number: int, error: Exception) -> RecordError:
-    """Of a garbled line, which costs its own window alone."""
-    return RecordError(f"cannot be read ({error})", line=number)
+def windows_of(
+    lines: Iterable[str], read: Callable[[str], Window | None]
+) -> Iterator[tuple[int, Window | RecordError]]:
+    """(number of the line, its window or why it cannot be read); lines that `read` makes None of are skipped.
+    A garbled one costs its own window alone. Raises Incomplete as `read` does."""
+    for number, line in enumerate(lines, start=1):
+        try:
+            window = read(line)
+        except Incomplete:
+            raise
+        except (ValueError, OverflowError) as error:  # its numbers, or its time
+            yield number, RecordError(f"cannot be read ({error})", line=number)
+        else:
+            if window is not None:
+                yield number, window
 
 
 def numbers(text: str) -> dict[str, list[float]]:

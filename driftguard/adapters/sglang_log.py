@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from driftguard.adapters.log_lines import GARBLED, cannot_be_read, numbers
+from driftguard.adapters.log_lines import numbers, windows_of
 from driftguard.adapters.window import Incomplete, Window
 from driftguard.records import RecordError
 
@@ -32,16 +32,7 @@ def windows(lines: Iterable[str], k: int | None) -> Iterator[tuple[int, Window |
     Raises Incomplete: `k` is not given.
     """
     before: dict[str, datetime] = {}
-    for number, line in enumerate(lines, start=1):
-        try:
-            window = _read(line, k, before)
-        except Incomplete:
-            raise
-        except GARBLED as error:
-            yield number, cannot_be_read(number, error)
-        else:
-            if window is not None:
-                yield number, window
+    return windows_of(lines, lambda line: _read(line, k, before))
 
 
 def _read(line: str, k: int | None, before: dict[str, datetime]) -> Window | None:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from driftguard.adapters.log_lines import GARBLED, cannot_be_read, known_year, numbers
+from driftguard.adapters.log_lines import known_year, numbers, windows_of
 from driftguard.adapters.window import Window
 from driftguard.records import RecordError
 
@@ -31,14 +31,7 @@ _USUAL_SECONDS: Final = 10.0
 def windows(lines: Iterable[str], now: datetime) -> Iterator[tuple[int, Window | RecordError]]:
     """(number of the line, window or why it cannot be read); other lines are skipped. `now`: no line is
     newer."""
-    for number, line in enumerate(lines, start=1):
-        try:
-            window = _read(line, now)
-        except GARBLED as error:
-            yield number, cannot_be_read(number, error)
-        else:
-            if window is not None:
-                yield number, window
+    return windows_of(lines, lambda line: _read(line, now))
 
 
 def _read(line: str, now: datetime) -> Window | None:
