@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from driftguard.adapters.switching import post, setting_k, switching_off
 from driftguard.cost import Interval
 from driftguard.cost.best_action import Action, ActionKind, Basis
+from driftguard.records.documents.diagnosis import for_server
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def _command(action: Action, place: Place, request: RequestModel | None) -> str 
         k = action.num_speculative_tokens
         return setting_k(place.server, place.kind, k) if k is not None else None
     if action.kind == "restart":
-        probe = f"driftguard probe run --server {shlex.quote(place.server)}"
+        probe = for_server("driftguard probe run --server SERVER", place.server)
         return f"restart {place.server}, then replay the canary probes: {probe}"
     if action.kind == "nothing" or action.under_way:
         return None
