@@ -17,7 +17,7 @@ from driftguard.detection import (
     end_incident,
     fold,
 )
-from tests.detection.traffic import constant, fold_all, requests, wandering_mix
+from tests.detection.traffic import constant, fold_all, normal, requests, wandering_mix
 
 NAMES = ["summarise", "translate", "code", "chat"]
 MEANS = np.array([0.75, 0.45, 0.8, 0.65])
@@ -160,6 +160,31 @@ def test_an_incident_stays_open_while_acceptance_stays_low() -> None:
         findings = one_segment(seed, (0.7, 1_500), (0.6, 30_000))
         assert len(opened(findings)) == 1
         assert ended(findings) == []
+
+
+@pytest.mark.parametrize(("share", "fallen"), [(0.4, 0.3), (0.1, 0.3), (0.5, 0.0)])
+def test_a_fall_of_some_requests_stays_open_while_the_others_accept_as_before(
+    share: float, fallen: float
+) -> None:
+    """They fall from .8, far beyond what the worst requests accepted before: few raise the alarm."""
+    for seed in (34, 35, 36):
+        rng = np.random.default_rng(seed)
+        broken = (rng.random(6_000) < share) & (np.arange(6_000) >= LEARNED)
+        batch = normal(rng, np.where(broken, fallen, 0.8), 0.05)
+        findings = fold_all(batch)[1]
+        assert len(opened(findings)) == 1, seed
+        assert ended(findings) == [], seed
+
+
+@pytest.mark.parametrize("fallen_for", [1, 2, 4])
+def test_a_fall_of_a_few_requests_is_over_soon(fallen_for: int) -> None:
+    """So few that the lower bound of what they tell of the distance is none."""
+    rng = np.random.default_rng(37)
+    mean = np.full(6_000, 0.8)
+    mean[LEARNED : LEARNED + fallen_for] = 0.05
+    findings = fold_all(normal(rng, mean, 0.05))[1]
+    assert len(ended(findings)) == len(opened(findings))
+    assert all(finding.ordinal < LEARNED + 1_500 for finding in ended(findings))
 
 
 def test_an_improvement_by_less_than_half_is_no_recovery() -> None:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from driftguard.detection.state.history import COMPACT_ROWS, FLOATS, WHOLE, History, Piece, row_of
-from driftguard.detection.state.stream_state import OpenIncident, StreamState
+from driftguard.detection.state.stream_state import UNTOLD, OpenIncident, StreamState
 from driftguard.detection.statistics.factors import NOT_BEGUN, Profile
 from driftguard.detection.statistics.sessions import OpenSessions
 from driftguard.errors import DriftGuardError
@@ -108,6 +108,7 @@ class _Incident(msgspec.Struct, array_like=True):
     seen: _Array
     last_seen: _Array
     outcome: _Array
+    told: _Array | None = None  # not in states of before
 
 
 class _State(msgspec.Struct, array_like=True):
@@ -227,9 +228,10 @@ def _unpack(value: Any) -> Any:
     if isinstance(value, _Sessions):
         return OpenSessions(_unarray(value.key), _unarray(value.sums))
     if isinstance(value, _Incident):
-        return OpenIncident(
-            **{item.name: _unpack(getattr(value, item.name)) for item in fields(OpenIncident)}
-        )
+        columns = {item.name: _unpack(getattr(value, item.name)) for item in fields(OpenIncident)}
+        if value.told is None:
+            columns["told"] = np.tile(UNTOLD, (len(columns["seen"]), 1))
+        return OpenIncident(**columns)
     if isinstance(value, _Profile):
         return Profile(**{item.name: _unpack(getattr(value, item.name)) for item in fields(Profile)})
     if isinstance(value, tuple):

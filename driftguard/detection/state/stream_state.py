@@ -51,6 +51,8 @@ OPERATOR, LASTED = 1, 2  # why a level was accepted as normal
 WAITING, RECOVERED, SILENT = 0, 1, 2  # outcomes of one recovery test (recovery.py)
 AT_ONCE, POSSIBLY, CERTAINLY = 0, 1, 2  # whether a change came gradually, as it was told
 NEVER = 2**62  # above every count of observations
+# Of a distance between before and after: requests, fresh^2, fresh x moved, moved^2, see recovery.py
+UNTOLD: Floats = np.array([2.0, 2.0, 0.0, 0.0])
 GROWN = SUMS + CELLS  # sums over requests, and how many of each cell of each cycle
 
 
@@ -72,12 +74,13 @@ class OpenIncident:
     segments: NDArray[np.uint8]  # [D]
     evidence: Floats  # [D] each segment's sum M_c at the alarm
     alarm_ordinal: Ints  # [D] at which the segment was named
-    halfway: Floats  # [D] half the distance between before and after, per request; above 0
+    halfway: Floats  # [D] of the distance between before and after, per request, as far as is sure; above 0
     test: Ints  # [D] index of the recovery test
     wealth: Floats  # [K, BETS]
     seen: Ints  # [K] requests tested
     last_seen: Ints  # [K] count of the stream's drafted observations when last seen
     outcome: Ints  # [K] see recovery.py
+    told: Floats  # [K, 4] what requests tell of that distance, as UNTOLD
 
 
 def untested(tests: int, now: int) -> tuple[Floats, Ints, Ints, Ints]:

@@ -70,6 +70,10 @@ from driftguard.detection.steps.expectation import (
     with_margins,
 )
 
+BOUND = 2.0  # standard errors below the estimate of a distance
+LEAST_PART = 0.25  # of the estimate: the bound of a few requests is below 0
+SMALLEST_GAP = 0.002  # between before and after, so that what is told has a direction, and so a recovery test
+SMALLEST_WEIGHT = 1e-9
 SHARES = (0.75, 0.25)  # of the evidence: down, up
 
 
@@ -395,6 +399,30 @@ def variance_of_rows(state: StreamState, base: Baselines, rows: Columns) -> Floa
         drafted = rows.drafted[windows].astype(np.float64)
         variance[windows] *= relative_variance(state.windows[own[windows]], drafted)
     return variance
+
+
+def halfway_at_least(
+    state: StreamState, base: Baselines, rows: Columns, told: Floats, *, rise: bool
+) -> tuple[Floats, Floats]:
+    """(told [T, 4], halfway [T]) after each of T requests since a change point: the sums over them and those
+    before them, and half the distance between before and after, as far as is sure.
+
+    `told` [4] are the sums so far: requests, fresh^2, fresh x moved, moved^2; a request lies `moved` from
+    what was expected on the side of the change.
+
+    Formula: distance d by least squares, less BOUND standard errors, and LEAST_PART d at least. The spread is
+    that of the requests around d, and no less than that before the change.
+    """
+    moved = rows.x - rows.expected if rise else rows.expected - rows.x
+    of_each = np.column_stack([np.ones(len(rows)), rows.fresh**2, rows.fresh * moved, moved**2])
+    told = np.cumsum(np.concatenate([told[None], of_each]), axis=0)[1:]
+    requests, weight, product, square = told.T
+    weight = np.maximum(weight, SMALLEST_WEIGHT)
+    distance = product / weight
+    spread = np.maximum((square - distance * product) / requests, variance_of_rows(state, base, rows))
+    error = np.sqrt(spread * state.inflation[rows.stratum] / weight)
+    least = np.maximum(distance - BOUND * error, LEAST_PART * distance)
+    return told, np.clip(least, SMALLEST_GAP, 1.0) / 2.0
 
 
 def bets_against(

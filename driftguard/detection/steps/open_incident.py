@@ -21,6 +21,7 @@ from driftguard.detection.state.stream_state import (
     DIRECTIONS,
     NEVER,
     POSSIBLY,
+    UNTOLD,
     WAITING,
     Ints,
     OpenIncident,
@@ -33,8 +34,11 @@ from driftguard.detection.statistics.change_point import INTERVAL_LEVEL, between
 from driftguard.detection.statistics.ramp import Moves, fit, steady_clock
 from driftguard.detection.statistics.windows import LARGEST_SHORTFALL
 from driftguard.detection.steps.evidence import (
+    SMALLEST_GAP,
+    SMALLEST_WEIGHT,
     bets_on,
     evidence_of_stream,
+    halfway_at_least,
     ranked,
     segment_evidence,
     variance_of_rows,
@@ -47,8 +51,6 @@ from driftguard.detection.steps.expectation import (
 )
 from driftguard.records.documents.acceptance import AdjustedChange, Gradual, Reason
 
-SMALLEST_GAP = 0.002  # between before and after, so that what is told has a direction, and so a recovery test
-SMALLEST_WEIGHT = 1e-9
 FIRST_LOOK = 32  # observations after an alarm, at least, until it is asked again whether it came gradually
 LARGEST_PART = 0.75  # of a history that is since the change point, while it is asked
 SHORTEST_SECONDS = 1.0  # of a gradual change, for its rate
@@ -162,6 +164,7 @@ def widen_incident(
         seen=np.concatenate([incident.seen, more.seen]),
         last_seen=np.concatenate([incident.last_seen, more.last_seen]),
         outcome=np.concatenate([incident.outcome, more.outcome]),
+        told=np.concatenate([incident.told, more.told]),
     )
     return wider, DriftWidened(
         direction=found.direction,
@@ -359,16 +362,24 @@ def _gradual(
 
 def _tests(
     alarm: _Alarm, after: Columns, changed: list[int], *, common: bool
-) -> tuple[Floats, Ints, Floats, Ints, Ints, Ints]:
+) -> tuple[Floats, Ints, Floats, Ints, Ints, Ints, Floats]:
     """(halfway, test) of the changed segments, then the empty recovery tests (see OpenIncident)."""
     own = [after.segment == code for code in changed]
     if common:
-        own = [np.logical_or.reduce(own)] * len(changed)
-    gaps = [_distance(alarm, after[np.flatnonzero(rows)]) for rows in own]
-    halfway = np.clip(gaps, SMALLEST_GAP, 1.0) / 2.0
+        own = [np.logical_or.reduce(own)]
+    known = [_told(alarm, after[np.flatnonzero(rows)]) for rows in own]
     test = np.zeros(len(changed), dtype=np.int64) if common else np.arange(len(changed))
+    halfway = np.array([half for _, half in known])[test]
     now = int(alarm.state.drafted_requests.sum())
-    return halfway, test, *untested(1 if common else len(changed), now)
+    return halfway, test, *untested(len(own), now), np.stack([told for told, _ in known])
+
+
+def _told(alarm: _Alarm, rows: Columns) -> tuple[Floats, float]:
+    """What these rows tell of the distance, as UNTOLD, and half of it, as far as is sure."""
+    of_windows = alarm.state.of_windows[rows.stratum].all()  # of many requests each: alike, but not by chance
+    before = np.zeros_like(UNTOLD) if of_windows else UNTOLD
+    told, halfway = halfway_at_least(alarm.state, alarm.base, rows, before, rise=alarm.rise)
+    return told[-1], float(halfway[-1])
 
 
 def _change(alarm: _Alarm, after: Columns, code: int) -> SegmentChange:

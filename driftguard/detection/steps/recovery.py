@@ -6,13 +6,22 @@ w_t (`driftguard.alpha_spending`) of one unit of wealth is put on bets that begi
 t-th request after the alarm: W_t = (W_{t-1} + w_t) e_t, averaged over the ten bets of `bets.py`.
 Recovered when the average reaches 1 / RECOVERY_LEVEL.
 
-Assumptions: E[x | past] <= midpoint while it has not recovered; nothing else about x.
+Assumptions: E[x | past] <= midpoint while it has not recovered; nothing else about x. So no request is cut:
+`cut_off` makes up for the reference period's requests, and after a change of some requests only, more lie
+beyond the reach than before it. Windows, means of many requests, are cut as ever.
 Guarantee: the shares sum to less than 1, so W is at most a mixture of nonnegative supermartingales, and
 the probability that an unrecovered segment is ever called recovered is at most RECOVERY_LEVEL
 (Ville's inequality). An incident closes when every changed segment has recovered, so the level holds
 for it without correction (the rejections are intersected). The price of the shares is a delay that
 grows with the logarithm of the incident's length.
 Paper: Ramdas, Grunwald, Vovk, Shafer 2023, "Game-theoretic statistics and safe anytime-valid inference".
+
+**The midpoint** is known no better than the distance between before and after. At the alarm few requests tell
+that, and the worst ones at that: where some requests fall and others do not, twice the true distance is
+likely. So half of a lower bound is taken (`evidence.halfway_at_least`), the largest that any number of
+requests since the alarm gave: it grows towards half the distance while the change lasts, and requests after
+its end do not lower it. Each request is bet on by what those before it told. Two requests that did not change
+(UNTOLD) are counted with them: the first few may be alike by chance.
 
 A rise is the mirror image. A segment that sends nothing while the stream sends a whole history of
 requests no longer holds the incident open. Requests with settings that have no baseline from before the
@@ -39,9 +48,9 @@ from driftguard.detection.state.stream_state import (
     StreamState,
 )
 from driftguard.detection.statistics.baseline import Baselines
-from driftguard.detection.statistics.bets import Floats, mean_over_bets, running_sums
+from driftguard.detection.statistics.bets import NOT_CUT, Floats, mean_over_bets, running_sums
 from driftguard.detection.statistics.change_point import locate
-from driftguard.detection.steps.evidence import bets_against
+from driftguard.detection.steps.evidence import bets_against, halfway_at_least
 from driftguard.detection.steps.expectation import acceptance_over, at_baseline
 from driftguard.records import MAX_SEGMENTS_PER_STREAM
 
@@ -55,6 +64,8 @@ class RecoveryRun:
 
     places: NDArray[np.intp]  # [n] among the T
     path: Floats  # [n, BETS]
+    told: Floats  # [n, 4] of the distance, after each
+    halfway: Floats  # [n] after each
     heard: NDArray[np.intp]  # [m] among the T, m >= n
 
     def first_decided(self) -> int | None:
@@ -74,7 +85,8 @@ def recovery_bets(
 ) -> Floats:
     """e [T, BETS] against "not back past the midpoint yet"; `halfway` [T]."""
     middle = midpoint(rows, halfway, fall=fall)
-    return bets_against(state, base, rows, middle, rise=fall)
+    uncut = np.where(state.of_windows[:, None], state.cut_off, NOT_CUT)
+    return bets_against(replace(state, cut_off=uncut), base, rows, middle, rise=fall)
 
 
 def run_tests(
@@ -84,10 +96,9 @@ def run_tests(
 
     Strata whose baseline was learned after their segment's alarm cannot tell whether the change is over.
     """
-    test_of, halfway_of = np.full(MAX_SEGMENTS_PER_STREAM, -1), np.zeros(MAX_SEGMENTS_PER_STREAM)
+    test_of = np.full(MAX_SEGMENTS_PER_STREAM, -1)
     alarm_of = np.zeros(MAX_SEGMENTS_PER_STREAM, dtype=np.int64)
     test_of[incident.segments] = incident.test
-    halfway_of[incident.segments] = incident.halfway
     alarm_of[incident.segments] = incident.alarm_ordinal
     comparable = state.ready & (state.ready_ordinal <= alarm_of[state.segment_of_stratum])
     heard = test_of[rows.segment]
@@ -96,11 +107,15 @@ def run_tests(
     for test in np.flatnonzero(incident.outcome == WAITING):
         places = np.flatnonzero(tests == test)
         own = rows[places]
-        bets = recovery_bets(state, base, own, halfway_of[own.segment], fall=fall)
+        known = incident.halfway[incident.test == test][:1]
+        told, least = halfway_at_least(state, base, own, incident.told[test], rise=not fall)
+        halfway = np.maximum.accumulate(np.concatenate([known, least]))
+        bets = recovery_bets(state, base, own, halfway[: len(own)], fall=fall)
         one = np.zeros(len(own), dtype=np.intp)
         shares = np.array([alpha_spending.share(int(incident.seen[test]) + n) for n in range(len(own))])
         path = running_sums(incident.wealth[test][None], one, bets, shares)
-        runs[int(test)] = RecoveryRun(places, path, np.flatnonzero(heard == test) if fall else places)
+        seen = np.flatnonzero(heard == test) if fall else places
+        runs[int(test)] = RecoveryRun(places, path, told, halfway[1:], seen)
     return runs
 
 
@@ -109,19 +124,24 @@ def keep_tests(
 ) -> OpenIncident:
     """The incident after the first `stop` requests of the step, which follow `before` earlier ones."""
     wealth, seen = incident.wealth.copy(), incident.seen.copy()
+    told, halfway = incident.told.copy(), incident.halfway.copy()
     last_seen, outcome = incident.last_seen.copy(), incident.outcome.copy()
     for test, run in runs.items():
         done = int(np.searchsorted(run.places, stop))
         if done:
             wealth[test] = run.path[done - 1]
             seen[test] += done
+            told[test] = run.told[done - 1]
+            halfway[incident.test == test] = run.halfway[done - 1]
         if known := int(np.searchsorted(run.heard, stop)):
             last_seen[test] = before + run.heard[known - 1] + 1
         if run.first_decided() == stop - 1:
             outcome[test] = RECOVERED
         elif before + stop - last_seen[test] >= history:
             outcome[test] = SILENT
-    return replace(incident, wealth=wealth, seen=seen, last_seen=last_seen, outcome=outcome)
+    return replace(
+        incident, wealth=wealth, seen=seen, told=told, halfway=halfway, last_seen=last_seen, outcome=outcome
+    )
 
 
 def requests_until_silent(incident: OpenIncident, before: int, history: int) -> int:

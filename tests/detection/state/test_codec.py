@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import msgspec
 import numpy as np
 import pytest
 
-from driftguard.detection import OtherVersion, StreamState, UnreadableState
+from driftguard.detection import DriftClosed, OtherVersion, StreamState, UnreadableState
 from driftguard.detection.state.codec import MAGIC, VERSION, decode_state, encode_state
 from tests.detection.traffic import fold_all, requests
 
@@ -41,6 +41,23 @@ def test_a_state_that_knows_no_days_yet_goes_on(stored: bytes) -> None:
     body = msgspec.msgpack.encode(msgspec.msgpack.decode(stored[header:])[:-1])
     before = decode_state(stored[: header - 4] + zlib.crc32(body).to_bytes(4, "big") + body)
     assert encode_state(before) == stored
+
+
+def test_an_incident_that_was_open_before_its_distance_was_kept_goes_on() -> None:
+    rng = np.random.default_rng(2)
+    fallen = fold_all(requests(rng, np.repeat([0.8, 0.5], [3_000, 400])))[0]
+    assert fallen.incidents[0] is not None
+    header = len(MAGIC) + 5
+    wire = msgspec.msgpack.decode(encode_state(fallen)[header:])
+    place = [item.name for item in fields(StreamState)].index("incidents")
+    wire[place][0] = wire[place][0][:-1]
+    body = msgspec.msgpack.encode(wire)
+    begun = MAGIC + bytes([VERSION]) + zlib.crc32(body).to_bytes(4, "big") + body
+    more = requests(rng, np.repeat([0.5, 0.8], [600, 900]), first_ordinal=3_401)
+    findings = fold_all(more, state=decode_state(begun))[1]
+    ended = [finding.ordinal for finding in findings if isinstance(finding, DriftClosed)]
+    assert len(ended) == 1
+    assert ended[0] > 4_000
 
 
 def test_another_version_is_told(stored: bytes) -> None:
