@@ -251,13 +251,19 @@ class Engine:
                 vocabulary=self._target.model.vocabulary,
                 max_speculative_tokens=self.config.max_speculative_tokens,
             )
+        most = self.config.max_batch + self.config.max_waiting
+        if len(requests) > most:  # "try again later" would be answered for ever
+            raise InvalidRequest(
+                f"{len(requests)} sequences at once; this server takes at most {most} (--max-batch and "
+                "--max-waiting together): send fewer prompts or choices in one request"
+            )
         with self._changed:
             for request in requests:
                 if request.request_id in self._known:
                     raise InvalidRequest(
                         f"request_id: {request.request_id!r} is already in the engine", field="request_id"
                     )
-            if len(self._known) + len(requests) > self.config.max_batch + self.config.max_waiting:
+            if len(self._known) + len(requests) > most:
                 raise EngineBusy(
                     f"the queue is full ({self.config.max_waiting} requests wait); try again later"
                 )

@@ -417,6 +417,14 @@ def test_a_full_queue_and_a_doubled_id_are_refused_and_lose_nothing(engine: Engi
     assert set(serve(engine, request("a"))) == {"a"}
 
 
+def test_a_group_that_never_fits_is_not_told_to_come_back(engine: Engine) -> None:
+    with pytest.raises(InvalidRequest, match=r"4 sequences .* at most 3 .*send fewer prompts or choices"):
+        engine.submit_all([request(name) for name in "abcd"])
+    assert not engine.has_work()
+    engine.submit_all([request(name) for name in "abc"])
+    assert set(serve(engine)) == {"a", "b", "c"}
+
+
 @pytest.mark.parametrize(
     ("field", "changes"),
     [
