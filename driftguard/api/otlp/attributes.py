@@ -12,16 +12,26 @@ class _Value(msgspec.Struct, rename="camel", frozen=True, gc=False):
     string_value: str | None = None
     bool_value: bool | None = None
     int_value: int | str | None = None  # 64-bit integers are text in protobuf's JSON; numbers are allowed too
-    double_value: float | None = None
+    double_value: float | str | None = None  # NaN and Infinity are text
     array_value: _Values | None = None
 
     def plain(self) -> Any:
         if self.int_value is not None:
-            return int(self.int_value)
+            return _number(self.int_value, int)
+        if self.double_value is not None:
+            return _number(self.double_value, float)
         if self.array_value is not None:
             return [value.plain() for value in self.array_value.values]
-        given = (self.string_value, self.bool_value, self.double_value)
-        return next((value for value in given if value is not None), None)
+        return self.string_value if self.string_value is not None else self.bool_value
+
+
+def _number(given: float | str, kind: type[int] | type[float]) -> float | str:
+    """A text that is none stays text, which is refused by name where a number is needed: the other items of
+    the export do not fail with it."""
+    try:
+        return kind(given)
+    except ValueError:
+        return str(given)
 
 
 class _Values(msgspec.Struct, frozen=True, gc=False):
@@ -38,7 +48,6 @@ class Resource(msgspec.Struct, frozen=True, gc=False):
 
 
 def json_attributes(attributes: Iterable[Attribute]) -> dict[str, Any]:
-    """Raises ValueError: an invalid integer."""
     return {item.key: item.value.plain() for item in attributes}
 
 

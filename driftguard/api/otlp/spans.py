@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from math import isfinite
 from typing import Any, Final
 from uuid import NAMESPACE_URL, uuid5
 
@@ -46,6 +47,7 @@ _SOURCES: Final[dict[str, tuple[str, ...]]] = {
 }
 _SHARED: Final = tuple(name for names in _SOURCES.values() for name in names)
 _KNOWN: Final = {name for name in _SHARED if name.startswith(PREFIX)}
+_OUT_OF_RANGE: Final = msgspec.Raw(b"1e999")  # which the check of the record refuses by the field's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +82,16 @@ def record_line(span: Span) -> bytes:
     for field, names in _SOURCES.items():
         found = next((span.attributes[name] for name in names if name in span.attributes), None)
         if found is not None:
-            values[field] = found
+            values[field] = _checkable(found)
     unknown = {name: 0 for name in span.attributes if name.startswith(PREFIX) and name not in _KNOWN}
     return msgspec.json.encode(values | unknown)
+
+
+def _checkable(value: Any) -> Any:
+    """JSON has no NaN and no Infinity: the encoder would write null, and a span without the field be stored."""
+    if isinstance(value, list):
+        return [_checkable(item) for item in value]
+    return _OUT_OF_RANGE if isinstance(value, float) and not isfinite(value) else value
 
 
 def _time(nanoseconds: int) -> str | datetime:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import re
 import sys
 import time
@@ -60,12 +61,17 @@ def service(request: pytest.FixtureRequest) -> str:
     return str(request.node.name)
 
 
+_TEXT = {math.nan: "NaN", math.inf: "Infinity", -math.inf: "-Infinity"}  # as protobuf's JSON writes them
+
+
 def value_of(value: Any) -> dict[str, Any]:
     if isinstance(value, list):
         return {"arrayValue": {"values": [value_of(item) for item in value]}}
     if isinstance(value, str):
         return {"stringValue": value}
-    return {"intValue": str(value)} if isinstance(value, int) else {"doubleValue": value}
+    if isinstance(value, int):
+        return {"intValue": str(value)}
+    return {"doubleValue": value if math.isfinite(value) else _TEXT[value]}
 
 
 def attributes_of(values: dict[str, Any]) -> list[dict[str, Any]]:
@@ -118,8 +124,10 @@ def put(into: Any, value: dict[str, Any]) -> None:
             put(into.array_value.values.add(), item)
     elif kind == "intValue":
         into.int_value = int(given)
+    elif kind == "doubleValue":
+        into.double_value = float(given)
     else:
-        setattr(into, {"stringValue": "string_value", "doubleValue": "double_value"}[kind], given)
+        into.string_value = given
 
 
 def send(client: httpx.Client, body: bytes, media_type: str, **headers: str) -> tuple[int, str]:
@@ -183,6 +191,9 @@ def test_both_encodings_of_a_span_are_the_same_record(client: httpx.Client, serv
         ({"driftguard.accepted_tokens": 13}, "span 2: accepted: 13 is more than drafted"),
         ({"driftguard.steps": "three"}, "span 2: steps"),
         ({"driftguard.seggment": "code"}, "span 2: driftguard.seggment: unknown field"),
+        ({"gen_ai.request.temperature": math.nan}, "span 2: temperature: number out of range"),
+        ({"driftguard.time_per_output_token_seconds": -math.inf}, "span 2: time_per_output_token_seconds"),
+        ({"driftguard.accepted_per_position": [3, math.inf, 1]}, "span 2: accepted_per_position"),
     ],
 )
 def test_a_span_that_makes_no_record_is_rejected_by_name_and_the_others_are_stored(
@@ -192,6 +203,20 @@ def test_a_span_that_makes_no_record_is_rejected_by_name_and_the_others_are_stor
     rejected, why = send(client, as_protobuf(body) if media_type == PROTOBUF else body, media_type)
     assert rejected == 1
     assert words in why
+    assert len(records(client, service)) == 1
+
+
+@pytest.mark.parametrize("value", [{"intValue": "NaN"}, {"doubleValue": "warm"}])
+def test_a_number_that_is_none_costs_only_its_own_span(
+    client: httpx.Client, service: str, value: dict[str, str]
+) -> None:
+    ours, other = json.loads(as_json(service, ATTRIBUTES, ATTRIBUTES, {})), {"key": "app.x", "value": value}
+    _, wrong, foreign = ours["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    wrong["attributes"].append({"key": "gen_ai.request.temperature", "value": value})
+    foreign["attributes"].append(other)
+    rejected, why = send(client, json.dumps(ours).encode(), JSON)
+    assert rejected == 1
+    assert "span 2: temperature" in why
     assert len(records(client, service)) == 1
 
 
