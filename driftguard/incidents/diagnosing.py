@@ -60,7 +60,7 @@ def gather(session: Session, incident: Incident, stream: Stream, now: datetime) 
         probes_awaited=bool(probes_before) and now - incident.opened_at < AWAIT_PROBES,
         captures_before=captures_before,
         captures_after=captures_after,
-        engine_change=engine_change(session, stream.server, moment, incident.interval_start_at),
+        engine_change=engine_change(session, stream, moment, incident.interval_start_at),
         replaced_target=replaced.target if replaced and replaced.target != stream.target else None,
         replaced_draft=replaced.draft_version if replaced and replaced.target == stream.target else None,
         goodput=incident.evidence.goodput,

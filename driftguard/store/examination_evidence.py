@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import Any, Final, cast
 from uuid import UUID
 
@@ -393,19 +394,32 @@ def scores_of(session: Session, incident_id: UUID) -> tuple[ServingScores | None
     return (row.scores, cast("MissingScores | None", row.missing)) if row is not None else (None, None)
 
 
-def engine_change(session: Session, server: str, moment: Moment, since: datetime) -> EngineChange | None:
+def engine_change(session: Session, stream: Stream, moment: Moment, since: datetime) -> EngineChange | None:
     """The last that was noticed between an hour before `since`, from when on the change of acceptance may
-    have begun, and shortly after it: a version is asked for every few minutes."""
-    query = select(ServerVersion).where(
-        ServerVersion.server == server, ServerVersion.noticed_at <= moment.at + _VERSION_NOTICED
-    )
-    rows = session.scalars(query.order_by(ServerVersion.noticed_at.desc()).limit(2)).all()
-    if len(rows) < 2 or rows[0].noticed_at < since - _VERSION_BEFORE:
-        return None
-    now, before = rows
-    return EngineChange(
-        _engine(before), _engine(now), now.noticed_at, (moment.at - now.noticed_at).total_seconds()
-    )
+    have begun, and shortly after it: a version is asked for every few minutes. The change has a time of the
+    server's clock and a version one of the sidecar's: so it is noticed between the records of the stream
+    that arrived before and after it."""
+    query = select(ServerVersion).where(ServerVersion.server == stream.server)
+    rows = session.scalars(query.order_by(ServerVersion.noticed_at.desc())).all()
+    for now, before in pairwise(rows):
+        noticed_at = _by_its_clock(session, stream.id, now)
+        if noticed_at <= moment.at + _VERSION_NOTICED:
+            if noticed_at < since - _VERSION_BEFORE:
+                return None
+            seconds = (moment.at - noticed_at).total_seconds()
+            return EngineChange(_engine(before), _engine(now), now.noticed_at, seconds)
+    return None
+
+
+def _by_its_clock(session: Session, stream_id: int, version: ServerVersion) -> datetime:
+    """When a version was noticed, by the clock of the server whose stream this is."""
+    if version.noticed_seq is None:  # noticed by an older version of DriftGuard
+        return version.noticed_at
+    query = select(Record.ended_at).where(Record.stream_id == stream_id, Record.kind != "probe").limit(1)
+    earlier = query.where(Record.seq <= version.noticed_seq).order_by(Record.seq.desc())
+    later = query.where(Record.seq > version.noticed_seq).order_by(Record.seq)
+    at = max(session.scalar(earlier) or version.noticed_at, version.noticed_at)
+    return min(session.scalar(later) or at, at)
 
 
 def _engine(of: ServerVersion) -> str:

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from driftguard.adapters.condition import Condition
 from driftguard.records import Fidelity
-from driftguard.store.tables import ServerStart, ServerVersion, Source
+from driftguard.store.tables import Record, ServerStart, ServerVersion, Source
 
 PUSHED: Final = "OTLP"  # in place of the address of a scraped server
 LATELY: Final = timedelta(minutes=1)
@@ -84,8 +84,9 @@ def _note_versions(session: Session, states: Sequence[SourceState]) -> None:
         if last is None or (
             (last.kind, last.version) != (state.kind, state.version) and last.noticed_at < at
         ):
+            arrived = session.scalar(select(func.max(Record.seq))) or 0
             row = {"server": state.server, "kind": state.kind, "version": state.version}
-            session.add(ServerVersion(noticed_at=at, **row))
+            session.add(ServerVersion(noticed_at=at, noticed_seq=arrived, **row))
 
 
 def versions(session: Session, servers: Sequence[str]) -> dict[str, ServerVersion]:

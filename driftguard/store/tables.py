@@ -291,7 +291,8 @@ class ServerStart(Base):
 
 
 class ServerVersion(Base):
-    """Since when a server is known to run an engine in a version, by its own answer."""
+    """Since when a server is known to run an engine in a version, by its own answer. `noticed_seq`: of the
+    last record that had arrived then; None before migration 0030."""
 
     __tablename__ = "server_versions"
 
@@ -299,6 +300,7 @@ class ServerVersion(Base):
     noticed_at: Mapped[datetime] = mapped_column(primary_key=True)
     kind: Mapped[str]  # of the adapter
     version: Mapped[str]
+    noticed_seq: Mapped[int | None]
 
 
 class AnnouncedDraft(Base):

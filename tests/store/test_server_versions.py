@@ -7,12 +7,17 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import select
 
+from driftguard.records import AcceptanceRecord
 from driftguard.store import sources
 from driftguard.store.database import Database
 from driftguard.store.examination_evidence import Moment, engine_change
-from driftguard.store.tables import ServerVersion
+from driftguard.store.records import insert_batches
+from driftguard.store.streams import StreamRegistry
+from driftguard.store.tables import Record, ServerVersion, Stream
+from tests.store.samples import make_records
 
 NOON = datetime(2026, 11, 1, 12, tzinfo=UTC)
+CHAT = Stream(id=1, server="chat")  # without records
 
 
 def note(database: Database, minutes: float, version: str | None, kind: str = "vllm") -> None:
@@ -60,12 +65,51 @@ def test_a_change_of_the_version_is_told_where_it_is_near_the_change_of_acceptan
     note(database, minutes, "0.32.0")
     with database.session() as session:
         moment = Moment(seq=1, at=NOON, newest=1)
-        found = engine_change(session, "chat", moment, NOON - timedelta(minutes=30))
+        found = engine_change(session, CHAT, moment, NOON - timedelta(minutes=30))
         assert (found.in_words if found else None) == words
-        assert engine_change(session, "another", moment, NOON) is None
+        assert engine_change(session, Stream(id=2, server="another"), moment, NOON) is None
 
 
 def test_the_first_version_that_is_seen_is_no_change(database: Database) -> None:
     note(database, -4, "0.32.0")
     with database.session() as session:
-        assert engine_change(session, "chat", Moment(seq=1, at=NOON, newest=1), NOON) is None
+        assert engine_change(session, CHAT, Moment(seq=1, at=NOON, newest=1), NOON) is None
+
+
+@pytest.mark.parametrize(
+    ("clock", "minutes", "words"),
+    [
+        (-120, -4, "at 11:56 UTC, 4 minutes before the change"),
+        (0, -4, "at 11:56 UTC, 4 minutes before the change"),
+        (120, -4, "at 11:56 UTC, 5 minutes before the change"),  # after the record before it
+        (-120, 6, "at 12:06 UTC, 6 minutes after the change"),
+        (-120, 15, None),
+        (-20, -100, None),
+        (-120, -120, None),  # the time that the server's clock showed at the change
+    ],
+)
+def test_a_change_of_the_version_is_told_by_the_order_of_arrival_where_the_clock_of_the_server_is_wrong(
+    database: Database, clock: int, minutes: int, words: str | None
+) -> None:
+    note(database, -600, "0.31.0")
+    records = {}
+    for minute in range(-150, 30):
+        if minute == minutes:
+            note(database, minutes, "0.32.0")
+        at = NOON + timedelta(minutes=minute + clock)
+        records[minute] = make_records(1, seed=minute + 200, ended_at=at, server="chat")
+        if minute in (minutes - 1, 29):
+            _store(database, records)
+    with database.session() as session:
+        stream = session.scalars(select(Stream)).one()
+        at = NOON + timedelta(minutes=clock)
+        seq = session.scalars(select(Record.seq).where(Record.ended_at == at)).one()
+        found = engine_change(session, stream, Moment(seq, at, seq), at - timedelta(minutes=30))
+    assert (found.in_words.partition("0.32.0 ")[2] if found else None) == words
+
+
+def _store(database: Database, records: dict[int, list[AcceptanceRecord]]) -> None:
+    """Together, in this order."""
+    with database.session() as session:
+        insert_batches(session, list(records.values()), StreamRegistry(), NOON)
+    records.clear()
