@@ -217,3 +217,6 @@ class _BoundedH11(Bounded, H11Protocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._answered_at = self.loop.time()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Nothing: some clients (Java's) offer HTTP/2 with each request, and are answered without it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import resource
 import socket
 import threading
@@ -185,3 +186,14 @@ def test_connections_leave_half_of_the_descriptors_to_others() -> None:
         assert ConnectionLimits(most=100).allowed == 100
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_an_offer_of_http_2_is_not_warned_of_at_each_request(caplog: pytest.LogCaptureFixture) -> None:
+    """Java's client makes it with each, and is answered without."""
+    offer = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAEAAEAAAAIAAAAB"}
+    with serving(ConnectionLimits(most=10)) as (_, (host, port)):
+        logging.getLogger("uvicorn.error").addHandler(caplog.handler)  # it passes nothing on
+        answer = httpx.get(f"http://{host}:{port}/", headers=offer)
+        logging.getLogger("uvicorn.error").removeHandler(caplog.handler)
+    assert (answer.status_code, answer.text) == (200, "ok")
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == []
