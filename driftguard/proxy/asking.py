@@ -27,7 +27,27 @@ _NATIVE: Final = (
 _TRITON: Final = re.compile(r"/v2/models/.+/generate(_stream)?$")
 _MII: Final = re.compile(r"/mii/[^/]+$")
 _GIVES_USAGE_LAST: Final = ("vllm", "sglang")  # with their speculative counts in it, or beside it
-_decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_ABSENT: Final = msgspec.Raw()
+# In one value that is decoded whole: so many take a few milliseconds, during which all traffic waits.
+MOST_VALUES: Final = 20_000
+
+
+class _Sampling(msgspec.Struct, frozen=True):
+    """What is read of SGLang's sampling_params; all else in them is skipped."""
+
+    n: msgspec.Raw = _ABSENT
+    temperature: msgspec.Raw = _ABSENT
+
+
+class _FirstItems(msgspec.Struct, array_like=True, frozen=True):
+    """Of a list; those that follow are skipped."""
+
+    first: msgspec.Raw = _ABSENT
+    second: msgspec.Raw = _ABSENT
+
+
+_decode_sampling = msgspec.json.Decoder(_Sampling).decode
+_decode_first = msgspec.json.Decoder(_FirstItems).decode
 
 
 class Unreadable(ValueError):
@@ -56,12 +76,21 @@ class Asked(msgspec.Struct, frozen=True):
         """None where the request does not have it. Raises Unreadable."""
         return decoded(self.fields[name]) if name in self.fields else None
 
+    def sampling(self, name: Literal["n", "temperature"]) -> object:
+        """As `field`, of the member of SGLang's sampling_params."""
+        text = bytes(self.fields.get("sampling_params", b""))
+        if text[:1] != b"{":
+            self.field("sampling_params")  # raises where it cannot be read
+            return None
+        with _unreadable():
+            value: msgspec.Raw = getattr(_decode_sampling(text), name)
+        return decoded(value) if bytes(value) else None
+
     @property
     def has_several_answers(self) -> bool:
         """More than one sequence: engines give counts for all together, for the first only, or not at all.
         Raises Unreadable."""
-        sampling = self.field("sampling_params")
-        counts = (self.field("n"), sampling.get("n") if isinstance(sampling, dict) else None)
+        counts = (self.field("n"), self.sampling("n"))
         if any(isinstance(count, int) and count > 1 for count in counts):
             return True
         return any(
@@ -71,6 +100,8 @@ class Asked(msgspec.Struct, frozen=True):
 
 def decoded(value: msgspec.Raw) -> object:
     """Raises Unreadable: the decoder of the whole body skipped this value without checking it."""
+    if sum(map(bytes(value).count, (b",", b"[", b"{"))) > MOST_VALUES:
+        raise Unreadable(f"more than {MOST_VALUES} values in one member")
     with _unreadable():
         return msgspec.json.decode(value)
 
@@ -143,5 +174,5 @@ def _is_batch(prompt: msgspec.Raw) -> bool:
     if text[:1] != b"[" or text[1:2].isdigit():  # one text, or the token ids of one prompt
         return False
     with _unreadable():
-        items = _decode_list(text)
-    return len(items) > 1 and not bytes(items[0])[:1].isdigit()
+        items = _decode_first(text)
+    return bool(bytes(items.second)) and not bytes(items.first)[:1].isdigit()

@@ -177,8 +177,7 @@ def _text(value: object) -> str | None:
 
 def _temperature(asked: Asked) -> float | None:
     """Raises Unreadable."""
-    sampling = asked.field("sampling_params")  # SGLang /generate
-    inner = sampling.get("temperature") if isinstance(sampling, dict) else None
+    inner = asked.sampling("temperature")  # SGLang /generate
     for value in (asked.field("temperature"), inner, asked.field("sampling_param_temperature")):
         if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
             try:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from driftguard.proxy.asking import Unreadable, ask
 from driftguard.proxy.json_members import NotAnObject, with_member, within, without
 
 NAMES = st.sampled_from(["usage", 'a"b', "ü\\", "", "choices", "x y"])
@@ -65,3 +68,31 @@ def test_an_inner_object_that_becomes_empty_goes_too(
 def test_what_is_not_one_plain_object_is_refused(text: bytes) -> None:
     with pytest.raises(NotAnObject):
         without(text, {"b"})
+
+
+WIDE = ",".join(f'"m{number}":1' for number in range(200_000))
+SAME = ",".join(['"m":1'] * 200_000)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (f"{{{WIDE}}}", "more than 1000 members"),
+        (f"{{{SAME}}}", "more than 1000 members"),
+        (f'{{"sampling_params":{{{WIDE}}}}}', None),
+        (f'{{"prompt":[{"[1]," * 200_000}[1]]}}', None),
+        (f'{{"n":[{"1," * 400_000}1]}}', "more than 20000 values"),
+        (f'{{"prompt":{json.dumps(WIDE)}, "x":{{{WIDE}}}}}', None),  # neither is a member of the request
+    ],
+)
+def test_a_wide_body_is_judged_without_an_object_for_each_value(body: str, words: str | None) -> None:
+    """During which all traffic of the proxy would wait."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(Unreadable, match=words) if words else nullcontext():
+            asked = ask("native", "sglang", body.encode(), usage_always=False)
+            assert asked.has_several_answers == ('"prompt":[' in body)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 8 * len(body)
