@@ -88,7 +88,7 @@ def record_line(span: Span) -> bytes:
 
 
 def _checkable(value: Any) -> Any:
-    """JSON has no NaN and no Infinity: the encoder would write null, and a span without the field be stored."""
+    """JSON has no NaN and no Infinity: the encoder would write null, and the span be stored without it."""
     if isinstance(value, list):
         return [_checkable(item) for item in value]
     return _OUT_OF_RANGE if isinstance(value, float) and not isfinite(value) else value
