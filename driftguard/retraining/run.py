@@ -11,7 +11,8 @@ it was.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,7 +24,7 @@ import structlog
 from driftguard.errors import Conflict
 from driftguard.retraining.attempt import attempt
 from driftguard.retraining.engines.candidate_kind import candidate_kind
-from driftguard.retraining.engines.connect import connect
+from driftguard.retraining.engines.connect import Engine, connect
 from driftguard.retraining.engines.engine_admin import (
     EngineDraft,
     EngineInfo,
@@ -45,6 +46,7 @@ from driftguard.store.database import Database
 from driftguard.store.retrain_runs import RunLock
 
 _LOOK_SECONDS: Final = 1.0  # between two queries for records of a draft that is rolled out
+SETTLING_SECONDS: Final = 30.0  # for which a retraining waits for whatever runs on the same server
 log = structlog.get_logger(__name__)
 
 
@@ -80,12 +82,11 @@ def retrain(
         return Job(database, settings, engine, info, trigger, on_progress, should_stop)
 
     try:
-        info = engine.info()
-        _check_name(info, name)
-        with retrain_runs.try_lock(database, info.server, info.target) as lock:
+        # What an incident calls for is asked again by itself.
+        wait_seconds = 0.0 if trigger == "incident" else SETTLING_SECONDS
+        with _free(database, engine, name, wait_seconds, should_stop) as (lock, info):
             if lock is None:
-                reason = f"a retraining of {info.server} / {info.target} is running already"
-                return RetrainOutcome("nothing_to_do", reason)
+                return RetrainOutcome("nothing_to_do", _what_runs(database, info))
             info = settle_locked(database, settings, engine, info)
             outcome = _retrain(job(info), lock, incident_id, force=force, from_file=from_file)
             workspace.remove_old_drafts(database, settings, info.server, info.target)
@@ -94,6 +95,38 @@ def retrain(
     if outcome.state == "rolling_out" and awaits_restart:
         return _await_restart(database, settings, name, outcome, should_stop)
     return outcome
+
+
+@contextmanager
+def _free(
+    database: Database, engine: Engine, name: str, wait_seconds: float, should_stop: Callable[[], bool]
+) -> Iterator[tuple[RunLock | None, EngineInfo]]:
+    """The lock of what the engine serves, None where it is held for longer: a settling, which may change the
+    draft that serves, holds it for seconds."""
+    deadline = time.monotonic() + wait_seconds
+    while True:
+        info = engine.info()
+        _check_name(info, name)
+        with retrain_runs.try_lock(database, info.server, info.target) as lock:
+            if lock is not None or time.monotonic() >= deadline or should_stop():
+                yield lock, info
+                return
+        time.sleep(min(_LOOK_SECONDS, wait_seconds))
+
+
+def _what_runs(database: Database, info: EngineInfo) -> str:
+    pair = f"{info.server} / {info.target}"
+    with database.session() as session:
+        found = retrain_runs.in_states(session, info.server, info.target, retrain_runs.LOCKED_STATES)
+    if not found:
+        return (
+            f"a retraining of {pair} is running already, or an earlier one is settled; try again in a minute"
+        )
+    run = found[-1]
+    return (
+        f"a retraining of {pair} is running already: {run.state}, since {run.started_at:%Y-%m-%d %H:%M} UTC; "
+        f"follow it with: driftguard runs show {run.id}"
+    )
 
 
 def _await_restart(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
 from sqlalchemy import update
 
 from driftguard.errors import BadInput, BadSettings, NotFound
+from driftguard.retraining import run
 from driftguard.retraining.ledger.outcome import RetrainOutcome, Trigger
 from driftguard.retraining.run import retrain
 from driftguard.settings import CaptureSettings, EngineSettings, Settings
@@ -20,6 +24,8 @@ from tests.retraining.conftest import Drifted
 from tests.retraining.engine_stub import EngineStub
 from tests.retraining.restarted import restarted_settings
 from tests.retraining.world import Models, incident_states, make_settings
+
+NOON = datetime(2026, 11, 1, 12, tzinfo=UTC)
 
 
 def runs(database: Database) -> list[RetrainRun]:
@@ -72,12 +78,40 @@ def test_capture_that_is_off_is_named(drifted: Drifted, engine: EngineStub, tmp_
     assert "capture is off (capture.enabled)" in nothing(retrain(drifted.database, settings))
 
 
-def test_another_run_is_under_way(drifted: Drifted) -> None:
+def test_another_run_is_under_way(drifted: Drifted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that holds the lock is named as soon as it is stored."""
+    monkeypatch.setattr(run, "SETTLING_SECONDS", 0.1)
+    begun = "a retraining of engine-1 / target is running already"
     with retrain_runs.try_lock(drifted.database, "engine-1", "target") as lock:
         assert lock is not None
-        outcome = retrain(drifted.database, drifted.settings)
-    assert nothing(outcome) == "a retraining of engine-1 / target is running already"
-    assert runs(drifted.database) == []
+        settling = nothing(retrain(drifted.database, drifted.settings))
+        assert runs(drifted.database) == []
+        with drifted.database.session() as session:
+            known = {"id": uuid4(), "server": "engine-1", "target": "target", "trigger": "incident"}
+            session.add(RetrainRun(**known, state="training", started_at=NOON))
+        training = nothing(retrain(drifted.database, drifted.settings))
+    assert settling == f"{begun}, or an earlier one is settled; try again in a minute"
+    assert training == (
+        f"{begun}: training, since 2026-11-01 12:00 UTC; follow it with: driftguard runs show {known['id']}"
+    )
+
+
+def test_a_run_by_hand_waits_for_the_settling_of_an_earlier_one(
+    drifted: Drifted, engine: EngineStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = iter(range(10))
+    try_lock = retrain_runs.try_lock
+
+    @contextmanager
+    def settled_at_the_third_look(*of: Any) -> Iterator[retrain_runs.RunLock | None]:
+        with try_lock(*of) as lock:
+            yield lock if next(tried) >= 2 else None
+
+    monkeypatch.setattr(run, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(retrain_runs, "try_lock", settled_at_the_third_look)
+    settings = make_settings(tmp_path / "data", engine.url, minimum_requests=300)
+    assert "is running already" in nothing(retrain(drifted.database, settings, trigger="incident"))
+    assert "captured requests" in nothing(retrain(drifted.database, settings))
 
 
 @pytest.mark.parametrize(("method", "directory"), [("ngram", None), ("mtp", None), ("peagle", "/head")])
