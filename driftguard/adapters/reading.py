@@ -4,8 +4,8 @@ Counters of a process begin at 0 when it starts, and a restart is detected in tw
 `process_start_time_seconds` changes, or a counter falls. In both cases the counter holds the counts since the
 restart, so nothing is lost and no increase is negative. Without a start time, all counters with the same
 labels (except for the position) restart together: those of one rank or one replica, which may restart without
-the others. OTLP gives the start time of each counter (`starts`); without a process start time, a later one is
-a restart too.
+the others. llama.cpp gives a start time beside its metrics, of a clock of its own (`process`). OTLP gives the
+start time of each counter (`starts`); without a process start time, a later one is a restart too.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ from driftguard.adapters.window import Incomplete
 Labels = frozenset[tuple[str, str]]
 
 START_TIME = "process_start_time_seconds"
+START_HEADER: Final = (
+    "Process-Start-Time-Unix"  # of llama.cpp's answer: its machine's microseconds since boot
+)
 SAME_START_SECONDS = 1.0
 POSITION_LABELS = frozenset({"position", "token_position", "driftguard.position"})
 MAX_POSITION: Final = 1_023
@@ -44,14 +47,16 @@ class Unreadable(ValueError):
 @dataclass(frozen=True, slots=True)
 class Reading:
     """The samples of one scrape that an adapter asked for: name -> labels -> finite value. `starts`: when
-    a counter began to count, in seconds since 1970, if known."""
+    a counter began to count, in seconds since 1970, if known. `process`: tells the process that answered from
+    others, if not empty."""
 
     at: datetime
     samples: Mapping[str, Mapping[Labels, float]]
     starts: Mapping[str, Mapping[Labels, float]] = field(default_factory=dict)
+    process: str = ""
 
     @classmethod
-    def parse(cls, text: str, names: Collection[str], at: datetime) -> Reading:
+    def parse(cls, text: str, names: Collection[str], at: datetime, process: str = "") -> Reading:
         """Reads the samples with exactly these `names`, and the start time; not `_created`, `_bucket` and
         other names. Raises Unreadable.
         """
@@ -66,7 +71,7 @@ class Reading:
                     samples[name][labels] = value
         except (ValueError, KeyError, IndexError) as error:
             raise Unreadable(f"not the Prometheus text format: {error}") from None
-        return cls(at, dict(samples))
+        return cls(at, dict(samples), process=process)
 
     @property
     def started_at(self) -> float | None:
@@ -156,18 +161,19 @@ class Increase:
     @classmethod
     def between(cls, before: Reading, after: Reading, counters: Collection[str]) -> Increase:
         restart = _restarted_at(before, after)
-        groups = {} if restart else _restarted_groups(before, after, counters)
+        is_another = restart is not None or _is_another_process(before, after)
+        groups = {} if is_another else _restarted_groups(before, after, counters)
         gained = {
             name: {
                 labels: value
-                if restart or _group(labels) in groups
+                if is_another or _group(labels) in groups
                 else value - before.samples.get(name, {}).get(labels, 0.0)
                 for labels, value in after.samples[name].items()
             }
             for name in counters
             if name in after.samples
         }
-        if restart:
+        if is_another:
             begun_at = _begun_after(restart, before, after)
         elif groups:
             starts = [start for start in groups.values() if start is not None]
@@ -224,8 +230,14 @@ def _restarted_at(before: Reading, after: Reading) -> datetime | None:
     return datetime.fromtimestamp(now, UTC)
 
 
+def _is_another_process(before: Reading, after: Reading) -> bool:
+    return bool(before.process and after.process) and before.process != after.process
+
+
 def has_restarted(before: Reading, after: Reading) -> bool:
     """Whether the server, or a part of it with counters of its own, restarted between the two."""
+    if _is_another_process(before, after):
+        return True
     counters = [name for name in after.samples if name.endswith(("_total", "_sum", "_count"))]
     return _restarted_at(before, after) is not None or bool(_restarted_groups(before, after, counters))
 

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
-from typing import Final
+from typing import Final, NamedTuple
 
 import aiohttp
 import msgspec
@@ -21,7 +21,7 @@ from driftguard.adapters import versions
 from driftguard.adapters.adapter import Adapter
 from driftguard.adapters.condition import Condition
 from driftguard.adapters.kinds import detect
-from driftguard.adapters.reading import Reading, Unreadable, has_restarted
+from driftguard.adapters.reading import START_HEADER, Reading, Unreadable, has_restarted
 from driftguard.adapters.window import Incomplete
 from driftguard.errors import DriftGuardError
 from driftguard.outgoing.connection_errors import why_not_connected
@@ -48,6 +48,13 @@ class _Stopped(Exception):
         super().__init__(detail)
         self.condition = condition
         self.detail = detail
+
+
+class _Answer(NamedTuple):
+    """`process`: tells the process that answered from others; empty where it does not say."""
+
+    text: str
+    process: str
 
 
 class _Model(msgspec.Struct, frozen=True):
@@ -143,9 +150,9 @@ async def _read(client: aiohttp.ClientSession, source: Source) -> tuple[Adapter,
     refused: list[_Stopped] = []
     for path in source.paths:
         try:
-            text = await _get(client, source, path)
-            adapter = _recognised(source, text)
-            reading = Reading.parse(text, adapter.names, datetime.now(UTC))
+            answer = await _get(client, source, path)
+            adapter = _recognised(source, answer.text)
+            reading = Reading.parse(answer.text, adapter.names, datetime.now(UTC), answer.process)
         except _Stopped as stopped:
             refused.append(stopped)
         except Unreadable as error:
@@ -170,7 +177,7 @@ def _recognised(source: Source, text: str) -> Adapter:
     return found
 
 
-async def _get(client: aiohttp.ClientSession, source: Source, path: str) -> str:
+async def _get(client: aiohttp.ClientSession, source: Source, path: str) -> _Answer:
     headers = {"Authorization": f"Bearer {source.api_key}"} if source.api_key else {}
     try:
         async with client.get(source.at(path), headers=headers, proxy=source.proxy) as answer:
@@ -181,7 +188,7 @@ async def _get(client: aiohttp.ClientSession, source: Source, path: str) -> str:
                 raise _Stopped("unreadable", f"{path} is answered with {answer.status}; set `api_key`")
             if answer.status != HTTPStatus.OK:
                 raise _Stopped("unreadable", f"{path} is answered with {answer.status}")
-            return await _text(answer)
+            return _Answer(await _text(answer), answer.headers.get(START_HEADER, ""))
     except TimeoutError:
         raise _Stopped("unreachable", "no answer within scraping.timeout_seconds") from None
     except aiohttp.ClientConnectorError as error:
@@ -212,7 +219,7 @@ async def _ask_version(client: aiohttp.ClientSession, source: Source, kind: str,
     source.version_asked_at = reading.at
     for path in versions.paths(kind):
         try:
-            found = versions.version_in(kind, await _get(client, source, path))
+            found = versions.version_in(kind, (await _get(client, source, path)).text)
         except _Stopped:
             continue
         if found is not None:
@@ -223,7 +230,7 @@ async def _ask_version(client: aiohttp.ClientSession, source: Source, kind: str,
 async def _served_model(client: aiohttp.ClientSession, source: Source) -> str:
     """The model's name in the OpenAI-compatible API. Raises Incomplete."""
     try:
-        models = msgspec.json.decode(await _get(client, source, "/v1/models"), type=_Models)
+        models = msgspec.json.decode((await _get(client, source, "/v1/models")).text, type=_Models)
         return models.data[0].id
     except (_Stopped, msgspec.DecodeError, IndexError) as error:
         raise Incomplete(f"/v1/models does not name its model ({error}); set `target`") from None

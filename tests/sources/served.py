@@ -13,11 +13,12 @@ Answer = tuple[int, str]
 
 @dataclass(slots=True)
 class Served:
-    """`pages`: path -> what it answers now."""
+    """`pages`: path -> what it answers now. `headers`: of every answer."""
 
     url: str
     pages: dict[str, Callable[[], Answer]]
     asked: list[tuple[str, str | None]] = field(default_factory=list)  # path, Authorization
+    headers: dict[str, str] = field(default_factory=dict)
 
 
 @contextmanager
@@ -33,6 +34,8 @@ def served(pages: dict[str, Callable[[], Answer]] | None = None) -> Iterator[Ser
             with suppress(BrokenPipeError):  # who asked has given up
                 self.send_response(status)
                 self.send_header("content-length", str(len(body)))
+                for name, value in server.headers.items():
+                    self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(body)
 

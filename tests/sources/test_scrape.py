@@ -378,6 +378,24 @@ def test_a_server_that_comes_back_with_another_model_is_recorded_under_that_one(
     assert [path for path, _ in server.asked].count("/v1/models") == 2, "asked once for each run"
 
 
+def test_a_restart_of_llamacpp_shows_though_it_has_counted_more_since(server: Served, stored: Stored) -> None:
+    """Its answers, not its metrics, tell when it began: in microseconds of a clock that is not UTC's."""
+    engine = FakeLlamaCpp()
+    engine.serve(STEPS)
+    server.pages["/metrics"] = ok(engine.text)
+    source = source_at(server.url, target="t")
+    server.headers["Process-Start-Time-Unix"] = "25874493180"
+    scraped(source, stored)
+    scraped(source, stored)
+    engine.restart(at=0.0)
+    engine.serve(STEPS * 2)
+    server.headers["Process-Start-Time-Unix"] = "25990150644"
+    scraped(source, stored)
+    engine.serve(STEPS)
+    scraped(source, stored)
+    assert [record.drafted for record in stored.records] == [40, 20]
+
+
 def test_a_restart_does_not_undo_the_model_that_the_settings_name(server: Served, stored: Stored) -> None:
     engine = FakeLlamaCpp()
     engine.serve(STEPS * 2)
