@@ -26,6 +26,7 @@ class FakeEngine(ABC):
     accepted: list[int] = field(default_factory=lambda: [0] * K)
     plain_tokens: int = 0  # generated without a draft
     requests: int = 0
+    running: int = 3  # of vLLM
     waiting: int = 0  # in the queue
     kind: ClassVar[Kind] = "vllm"
     path: ClassVar[str] = "/metrics"
@@ -82,7 +83,7 @@ class FakeVllm(FakeEngine):
             + self.counters("vllm:", labels, f'{{engine="0",model_name="{MODEL}",position="%d"}}')
             + f"vllm:generation_tokens_total{labels} {self.generated}\n"
             + f"vllm:prompt_tokens_total{labels} {100 * self.requests}\n"
-            + f"vllm:num_requests_running{labels} 3\n"
+            + f"vllm:num_requests_running{labels} {self.running}\n"
             + f"vllm:num_requests_waiting{labels} {self.waiting}\n"
             + self.first_tokens("vllm:", labels)
             + self.histogram("vllm:inter_token_latency_seconds", labels, 0.02 * self.steps, self.steps)

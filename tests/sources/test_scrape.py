@@ -91,6 +91,19 @@ def test_the_first_scrape_waits_the_second_stores_what_came_between(server: Serv
     assert (record.steps, record.drafted, record.accepted, record.fidelity) == (5, 20, 10, "counter")
 
 
+@pytest.mark.parametrize(("running", "told"), [(0, ""), (3, "requests are running")])
+def test_a_server_that_makes_no_token_of_its_requests_is_not_told_as_one_without_any(
+    server: Served, stored: Stored, running: int, told: str
+) -> None:
+    """As a vLLM of which the process with the engine hangs, while that with the API answers."""
+    engine = FakeVllm(running=running)
+    server.pages["/metrics"] = ok(engine.text)
+    source = source_at(server.url)
+    scraped(source, stored)
+    found = scraped(source, stored)
+    assert (found.condition, found.detail[: len("requests are running")]) == ("idle", told)
+
+
 def test_what_was_counted_while_scrapes_failed_is_in_the_next_window(server: Served, stored: Stored) -> None:
     engine = FakeVllm()
     server.pages["/metrics"] = ok(engine.text)
@@ -207,7 +220,7 @@ def test_a_clock_that_is_set_back_while_nothing_is_generated_leaves_nothing_out(
     server: Served, stored: Stored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "datetime", Clock)
-    engine = FakeVllm()
+    engine = FakeVllm(running=0)
     engine.serve(STEPS)
     server.pages["/metrics"] = ok(engine.text)
     source = source_at(server.url)
