@@ -122,8 +122,8 @@ def _detector(stream: dict[str, Any]) -> list[str]:
     rate = stream["requests_per_day"]
     per_day = "requests per day: not known yet" if rate is None else f"{rate:,.0f} requests per day"
     parts = [stream["false_alarms"]["text"], per_day, f"sessions: {stream['sessions']}"]
-    if stream["windows_after_gap"]:
-        parts.append(f"{stream['windows_after_gap']} windows after a gap left out")
+    if gaps := stream["windows_after_gap"]:
+        parts.append(f"{gaps} window{'s' if gaps > 1 else ''} after a gap left out")
     return ["; ".join(parts)]
 
 

@@ -186,6 +186,8 @@ class ProbeLoop:
 
     def _replay(self, target: ProbeTarget) -> None:
         spans = self._spans[target.server]
+        if self._kept[target.server].probed.state == "waiting":
+            self._tell(target, "waiting", "its probes are asked for the first time")
         begun_at = datetime.now(UTC)
         spans.append((begun_at, None))
         try:

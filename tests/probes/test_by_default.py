@@ -116,6 +116,25 @@ def test_a_scraped_server_is_probed_with_the_usual_prompts_and_the_status_says_i
     assert len({str(body["messages"])[:60] for _, body, _ in stub.asked}) == USUAL  # no common beginning
 
 
+def test_while_its_first_probes_are_asked_a_server_is_not_told_to_have_no_traffic(
+    known: Database, stub: Stub
+) -> None:
+    """It may take minutes on a busy server."""
+    settings = settings_of(sources=[{"url": stub.url, "server": "chat"}])
+    loop = ProbeLoop(known, settings.probes, targets_of(settings), Metrics())
+    seen: list[Probed] = []
+
+    def body(_request: dict[str, Any]) -> object:
+        seen.append(only(loop.states()))
+        return answer()
+
+    stub.body = body
+    loop.look()
+    assert {(told.state, told.detail) for told in seen} == {
+        ("waiting", "its probes are asked for the first time")
+    }
+
+
 def test_a_server_without_a_chat_template_or_with_short_contexts_is_asked_what_it_takes(
     known: Database, stub: Stub
 ) -> None:
