@@ -22,7 +22,7 @@ _OPENAI: Final = ("/v1/completions", "/chat/completions")
 # responses hold counts.
 _NATIVE: Final = (
     *("/generate", "/generate_stream", "/completion", "/completions", "/infill"),
-    *("/v1/responses", "/v1/messages"),
+    *("/responses", "/v1/messages"),
 )
 _TRITON: Final = re.compile(r"/v2/models/.+/generate(_stream)?$")
 _MII: Final = re.compile(r"/mii/[^/]+$")
@@ -90,7 +90,7 @@ class Asked(msgspec.Struct, frozen=True):
     def has_several_answers(self) -> bool:
         """More than one sequence: engines give counts for all together, for the first only, or not at all.
         Raises Unreadable."""
-        counts = (self.field("n"), self.sampling("n"))
+        counts = (self.field("n"), self.field("n_cmpl"), self.sampling("n"))  # n_cmpl: of llama.cpp
         if any(isinstance(count, int) and count > 1 for count in counts):
             return True
         return any(

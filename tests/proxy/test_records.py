@@ -16,7 +16,7 @@ from driftguard.records import PROBE_SEGMENT
 from driftguard.settings import ProxySettings
 from tests.alerting.http_receiver import wait_until
 from tests.conftest import PATIENCE_SECONDS
-from tests.proxy.engines import COMPACT, Json, sglang, triton, vllm
+from tests.proxy.engines import COMPACT, Json, llamacpp, llamacpp_completion, sglang, triton, vllm
 from tests.proxy.serving import Setup, answering, proxied, served
 
 CHAT: Json = {"model": "org/model", "messages": [{"role": "user", "content": "secret prompt"}]}
@@ -102,6 +102,26 @@ def test_where_a_request_names_its_segment(source: str, path: str, body: Json, s
             (record,) = await setup.sidecar.wait_for(1)
             assert record.segment == segment
             assert record.session == (None if segment == "default" else segment)
+
+    asyncio.run(scenario())
+
+
+def test_several_answers_of_llamacpp_are_not_taken_for_one() -> None:
+    """By its own name for OpenAI's `n`; each has its own numbers, in an event or in a list."""
+
+    async def scenario() -> None:
+        async with proxied(answering(llamacpp_completion), engine="llamacpp") as setup:
+            for path in ("/completion", "/v1/completions"):
+                assert await _told(setup, {"prompt": "x", "n_cmpl": 2}, path) == "several_answers"
+            assert await _told(setup, {"prompt": "x", "n_cmpl": 1}, "/completion") == "recorded"
+
+    asyncio.run(scenario())
+
+
+def test_answers_by_llamacpps_path_of_responses_without_a_version_are_recorded() -> None:
+    async def scenario() -> None:
+        async with proxied(answering(llamacpp), engine="llamacpp") as setup:
+            assert await _told(setup, CHAT, "/responses") == "recorded"
 
     asyncio.run(scenario())
 
