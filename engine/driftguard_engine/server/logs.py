@@ -51,7 +51,9 @@ def configure_logs(level: str, secrets: Secrets) -> None:
 
     render: Processor = structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"])
     if sys.stderr.isatty():
-        render = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+        render = structlog.dev.ConsoleRenderer(
+            colors=not os.environ.get("NO_COLOR"), exception_formatter=structlog.dev.plain_traceback
+        )
     else:
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read when transformers is imported
     structlog.configure(

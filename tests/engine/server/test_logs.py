@@ -96,3 +96,14 @@ def test_a_refused_address_is_not_told(sidecar: str) -> None:
     assert ended.returncode == 2
     assert "sidecar: not a URL" in ended.stderr
     assert "hunter2" not in ended.stderr + ended.stdout
+
+
+@pytest.mark.parametrize(("no_color", "is_coloured"), [("", True), ("1", False)])
+def test_a_log_on_a_terminal_has_colours_unless_told_not_to(
+    no_color: str, is_coloured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", no_color)
+    with redirect_stderr(Terminal()) as terminal:
+        configure_logs("info", Secrets([]))
+        structlog.get_logger().info("started")
+    assert ("\x1b[" in terminal.getvalue()) == is_coloured
