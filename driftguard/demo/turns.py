@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from urllib.parse import quote
 
 import httpx
 
@@ -40,7 +41,7 @@ def put_into_service(url: str, version: str, directory: str | None) -> None:
         raise DemoFailed(f"the directory of draft {version} is not known")
     for path, body in (
         ("/admin/drafts", {"directory": directory, "version": version}),
-        (f"/admin/drafts/{version}/activate", {}),
+        (f"/admin/drafts/{quote(version, safe='')}/activate", {}),
     ):
         httpx.post(url + path, json=body, timeout=REQUEST_TIMEOUT_SECONDS, trust_env=False).raise_for_status()
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import httpx
 import numpy as np
 import pytest
 from rich.console import Console
@@ -19,7 +20,7 @@ from driftguard.demo.report import in_words, summary_table
 from driftguard.demo.speeds import change
 from driftguard.demo.stages import Facts
 from driftguard.demo.traffic import Load, Traffic
-from driftguard.demo.turns import SetUp, measure
+from driftguard.demo.turns import SetUp, measure, put_into_service
 
 KNOWN = Load({"code": 1.0}, {"code": "python"})
 
@@ -118,3 +119,21 @@ def test_the_end_says_what_the_machine_could_not_tell() -> None:
     assert "inconclusive on this machine" in repair
     assert "inconclusive" not in speculation
     assert "+2" in speculation
+
+
+@pytest.mark.parametrize("version", ["release/2", "a?b", "a#b", "v 3"])
+def test_a_draft_is_put_into_service_whatever_its_version_is_called(
+    monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    asked: list[str] = []
+
+    def post(url: str, **more: object) -> httpx.Response:
+        asked.append(httpx.URL(url).path)
+        return httpx.Response(200, request=httpx.Request("POST", url))
+
+    serving = {"draft": {"version": "v1"}}
+    info = httpx.Response(200, json=serving, request=httpx.Request("GET", "http://engine"))
+    monkeypatch.setattr(httpx, "get", lambda url, **more: info)
+    monkeypatch.setattr(httpx, "post", post)
+    put_into_service("http://engine", version, "/drafts/new")
+    assert asked[-1] == f"/admin/drafts/{version}/activate"
