@@ -12,6 +12,7 @@ from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from driftguard.api.pages.direction import isolated
 from driftguard.detection.findings import duration
 from driftguard.detection.state.columns import SECONDS_PER_DAY
 from driftguard.incidents.message import clock
@@ -38,7 +39,7 @@ _SECURITY: Final = {
 def render(template: str, **values: object) -> HTMLResponse:
     """A page; `now` is what its ages are counted from."""
     values = {"now": datetime.now(UTC), **values}
-    return HTMLResponse(_environment().get_template(template).render(values), headers=_SECURITY)
+    return HTMLResponse(isolated(_environment().get_template(template).render(values)), headers=_SECURITY)
 
 
 @cache

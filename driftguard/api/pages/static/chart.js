@@ -15,6 +15,10 @@ function nameOf(x) {
   return clock(new Date(x * 1000));
 }
 
+function isolated(name) { // one in a right-to-left script, in a sentence from left to right
+  return /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/.test(name) ? `\u2068${name}\u2069` : name;
+}
+
 function ratio(part, whole) {
   return whole ? part / whole : null;
 }
@@ -77,7 +81,7 @@ function gapAfter(at, time) {
 function charts() {
   const lines = linesOf(chosen.value);
   const others = new Set(lines.map((line) => line.draft_version)).size > 1;
-  const named = (name, line) => (others ? `${name}, draft ${line.draft_version}` : name);
+  const named = (name, line) => (others ? `${name}, draft ${isolated(line.draft_version)}` : name);
   const single = (name, value, more = {}) => lines.map((line, i) => ({ name: named(name, line), hue: COLOURS[i % COLOURS.length], line, value, ...more }));
   const per_second = (count) => count / series.bin_seconds;
   const positions = Math.max(0, ...lines.flatMap((line) => line.points.map((p) => p.acceptance_per_position.length)));
@@ -119,7 +123,7 @@ function marks() {
     text: CHANGES[one.direction][1], link: `/incidents/${one.incident_id}`,
     more: [["between", one.interval[0]], ["and", one.interval[1]], ["; found", one.opened_at], ...(one.resolved_at ? [["; resolved", one.resolved_at]] : [])],
   }));
-  for (const one of series.promotions) found.push({ at: seconds(one.at), shown: true, hue: "--good", text: `draft ${one.draft_version} put into service`, more: [] });
+  for (const one of series.promotions) found.push({ at: seconds(one.at), shown: true, hue: "--good", text: `draft ${isolated(one.draft_version)} put into service`, more: [] });
   for (const at of series.server_starts) found.push({ at: seconds(at), shown: true, hue: "--warn", text: "server started", more: [] });
   return found.sort((a, b) => a.at - b.at).map((mark, i) => ({ ...mark, number: i + 1 }));
 }

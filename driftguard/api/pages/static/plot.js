@@ -83,9 +83,10 @@ function legend(plot) { // each name once, with its colour and the value at the 
 
 function legendItem(name, hue, places) {
   const item = document.createElement("li"), swatch = document.createElement("i"), value = document.createElement("b");
+  const label = Object.assign(document.createElement("bdi"), { textContent: name });
   swatch.style.background = hue;
   value.dataset.places = places;
-  item.append(swatch, name, " ", value);
+  item.append(swatch, label, " ", value);
   return item;
 }
 
