@@ -51,7 +51,7 @@ def _html(text: str) -> Markup:
 
 @cache
 def _markdown() -> MarkdownIt:
-    return MarkdownIt("commonmark", {"html": False})
+    return MarkdownIt("commonmark", {"html": False}).enable("table")
 
 
 def _directory() -> Path:

@@ -48,6 +48,12 @@ def test_the_address_in_commands_is_the_one_in_the_settings() -> None:
     assert "sidecar:8200" not in page
 
 
+def test_a_table_is_a_table() -> None:
+    page = client().get("/runbooks/DriftGuardAcceptanceDrift").text
+    assert "| ---" not in page
+    assert "<th>likely cause</th>" in page
+
+
 def test_links_lead_to_pages_and_nothing_is_fetched_from_elsewhere() -> None:
     page = client().get("/runbooks/DriftGuardIncident")
     assert '<a href="DriftGuardAcceptanceDrift">' in page.text
