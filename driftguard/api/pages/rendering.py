@@ -53,7 +53,7 @@ def _environment() -> Environment:
     )
     environment.filters.update(
         time=_time,
-        timed=_timed,
+        timed=timed,
         tone=_tone,
         age=_age,
         took=_took,
@@ -83,9 +83,9 @@ def _time(at: datetime | None) -> str | Markup:
     )
 
 
-def _timed(text: str) -> Markup:
-    """A sentence whose times are such elements."""
-    return Markup(_CLOCK.sub(r'<time datetime="\1T\2Z">\g<0></time>', str(escape(text))))  # noqa: S704 (escaped before)
+def timed(text: str) -> Markup:
+    """A sentence whose times are such elements, and whose commands, in backticks, are shown as such."""
+    return Markup(_CLOCK.sub(r'<time datetime="\1T\2Z">\g<0></time>', str(_code(text))))  # noqa: S704 (escaped before)
 
 
 def _tone(word: str) -> str:

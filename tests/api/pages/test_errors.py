@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from driftguard.api.pages import routes
-from driftguard.api.pages.rendering import marked
+from driftguard.api.pages.rendering import marked, timed
 from driftguard.errors import DatabaseUnavailable
 from driftguard.store.database import Database
 from tests.pipeline.sidecar import running_sidecar
@@ -76,3 +76,9 @@ def test_commands_in_a_sentence_are_shown_as_commands() -> None:
     assert str(marked(told, server="chat eu")) == (
         "replay the probes (<code>driftguard probe run --server &#39;chat eu&#39;</code>), then &lt;look&gt;"
     )
+
+
+def test_commands_in_a_sentence_with_times_are_shown_as_commands_too() -> None:
+    told = timed("fell since 2026-11-01 10:00:00 UTC; try `driftguard probe run --server '<b>'`, then wait")
+    assert "; try <code>driftguard probe run --server &#39;&lt;b&gt;&#39;</code>, then wait" in told
+    assert '<time datetime="2026-11-01T10:00:00Z">2026-11-01 10:00:00 UTC</time>' in told
