@@ -25,6 +25,7 @@ from driftguard.api import (
     streams,
     unrecorded,
 )
+from driftguard.api.heads import HeadAsGet
 from driftguard.api.openapi import install_openapi
 from driftguard.api.otlp import routes as otlp
 from driftguard.api.pages import dashboards, reference, runbooks
@@ -45,6 +46,7 @@ def http_application(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
         openapi_url="/api/v1/openapi.json",
         generate_unique_id_function=lambda route: route.name,
     )
+    app.add_middleware(HeadAsGet)
     install_problem_handlers(app)
     install_page_handlers(app)
     for module in (
