@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Final
 
 from starlette.exceptions import HTTPException
@@ -40,11 +41,13 @@ class Room:
 @dataclass(frozen=True, slots=True)
 class Route:
     """The requirements for a request before it is routed. `most_bytes`: of its body. `room`: for what exceeds
-    UNSHARED_BYTES of it; such a body gets BODY_SECONDS only. None: the application bounds that."""
+    UNSHARED_BYTES of it; such a body gets BODY_SECONDS only. None: the application bounds that. `takes_key`:
+    shows more to the holder of a key, and to everybody else what it shows without one."""
 
     needs_key: bool
     most_bytes: int
     room: Room | None = None
+    takes_key: bool = False
 
 
 # Raises Refusal if the value of the Authorization header (None: no header) is not a valid key.
@@ -99,10 +102,14 @@ class Guard:
             if problem := self._origins.write_problem(site, origin, host):
                 raise Refusal(403, problem)
         route = self._route_of(scope)
-        if route.needs_key:
+        if route.needs_key or route.takes_key:
             given = headers.get(b"authorization")
-            await self._check_key(None if given is None else given.decode("latin-1"))
-            scope.setdefault("state", {})["key_checked"] = True
+            try:
+                await self._check_key(None if given is None else given.decode("latin-1"))
+                scope.setdefault("state", {})["key_checked"] = True
+            except Refusal as refusal:
+                if route.needs_key or refusal.status_code != HTTPStatus.UNAUTHORIZED:
+                    raise
         declared = headers.get(b"content-length", b"")
         if declared.isdigit() and int(declared) > route.most_bytes:
             raise too_large(route.most_bytes)

@@ -54,16 +54,20 @@ def install_guard(app: FastAPI, context: Context) -> None:
 
 def route_of(scope: Scope, settings: Settings) -> Route:
     """By method and path. Where keys are needed, every write and captured text need one. An incident, which
-    shows captured text to those who have a key, is shown without one too."""
+    shows captured text to those who have a key, is shown without one too, and with a login that is for
+    another, such as a proxy in front; a key that is sent as one must be valid."""
     path = scope["path"].rstrip("/")
     is_write = scope["method"] not in SAFE_METHODS
     guarded = is_write or path == CAPTURED_TEXT
-    guarded |= path.startswith(INCIDENT) and any(name == b"authorization" for name, _ in scope["headers"])
+    given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+    guarded |= path.startswith(INCIDENT) and given[:7].lower() == b"bearer "
     if settings.http.require_key_to_read:
         guarded = path not in ALWAYS_OPEN
+    is_open = is_loopback(settings.host)
     return Route(
-        needs_key=guarded and not is_loopback(settings.host),
+        needs_key=guarded and not is_open,
         most_bytes=settings.ingest.max_batch_bytes if path in BATCHES else SMALL_BODY_BYTES,
+        takes_key=path.startswith(INCIDENT) and given != b"" and not is_open,
     )
 
 

@@ -77,6 +77,23 @@ def test_they_are_shown_to_whoever_may_read_captured_text(
             assert shown(client, incident_id, "dg_nonsense") == 401
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
+def test_a_login_that_is_for_another_shows_what_no_login_shows(
+    database: Database, tmp_path: Path, incident_id: UUID, host: str
+) -> None:
+    """A proxy in front of the sidecar may have asked for it, and passes it on."""
+    with database.session() as session:
+        key = create_key(session, "reader")
+    sidecar = Sidecar(Settings(data_dir=tmp_path, host=host), database, "http://sidecar")
+    with serving(create_app(sidecar)) as client:
+        for path in ("", f"incidents/{incident_id}", "api/v1/incidents"):
+            assert client.get(f"/{path}", auth=("operator", "of the proxy")).status_code == 200, path
+        for password, ids in (("of the proxy", None), (key, [7, 8])):
+            answer = client.get(f"/api/v1/incidents/{incident_id}", auth=("operator", password))
+            (example,) = answer.raise_for_status().json()["diagnosis"]["examples"]
+            assert example["prompt_token_ids"] == (ids if host == "0.0.0.0" else [7, 8])
+
+
 def test_a_reason_with_a_nul_is_refused_by_name(
     database: Database, tmp_path: Path, incident_id: UUID
 ) -> None:
