@@ -245,3 +245,22 @@ def test_the_sidecar_serves_and_stops_cleanly(tmp_path: Path) -> None:
     assert process.returncode == 0
     assert "Traceback" not in output
     assert not (tmp_path / "postgres" / "postmaster.pid").exists(), "the embedded database was left running"
+
+
+_INTERRUPTED_IMPORT = """
+import sys
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == "typer":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupt())
+from driftguard.cli import main
+main()
+"""
+
+
+def test_ctrl_c_while_a_command_is_still_loaded_ends_it_without_a_traceback() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", _INTERRUPTED_IMPORT], capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
