@@ -143,7 +143,7 @@ class ScrapeLoop:
         before = self._found.get(server)
         state = _state(before, source, scraped, self._settings.interval_seconds)
         self._metrics.sources.observe(server, source.kind, scraped.condition, scraped.at)
-        if before is None or (before.condition, before.detail) != (state.condition, state.detail):
+        if before is None or _is_news(before, state):
             tell = log.info if scraped.condition in ("waiting", "reporting", "idle") else log.warning
             tell(
                 "source", server=server, kind=source.kind, condition=scraped.condition, detail=scraped.detail
@@ -170,6 +170,13 @@ class ScrapeLoop:
     def _write(self, states: Sequence[stored.SourceState]) -> None:
         with self._database.session() as session:
             stored.store(session, states)
+
+
+def _is_news(before: stored.SourceState, now: stored.SourceState) -> bool:
+    """Whether the log tells it. That drafting stopped is told with another number after each scrape."""
+    if before.condition == now.condition == "drafting_stopped":
+        return False
+    return (before.condition, before.detail) != (now.condition, now.detail)
 
 
 def _state(

@@ -127,6 +127,31 @@ def test_the_status_names_every_server_and_what_to_do_and_a_failure_is_counted_a
         assert client.get("/readyz").json()["status"] == "ready"
 
 
+def test_the_log_says_once_that_drafting_stopped_however_many_tokens_each_window_has(
+    database: Database, tmp_path: Path, server: Served, capfd: pytest.CaptureFixture[str]
+) -> None:
+    engine = FakeVllm()
+    engine.serve([2] * 100)
+    lengths = iter(range(1, 1_000))
+
+    def text() -> str:
+        engine.plain_tokens += next(lengths)
+        return engine.text()
+
+    server.pages["/metrics"] = ok(text)
+    with sidecar(database, tmp_path, [{"url": server.url, "server": "chat"}]) as client:
+        details: set[str] = set()
+
+        def are_three(status: dict[str, Any]) -> bool:
+            details.update(
+                one["detail"] for one in status["sources"] if one["condition"] == "drafting_stopped"
+            )
+            return len(details) == 3
+
+        until(client, are_three)
+    assert capfd.readouterr().out.count("without a draft since the last window") == 1
+
+
 def test_an_idle_server_is_not_stale_and_one_that_is_gone_is(
     database: Database, tmp_path: Path, server: Served
 ) -> None:
