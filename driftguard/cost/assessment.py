@@ -215,7 +215,7 @@ ALIKE: Final = (
     "send accepted_per_position"
 )
 UNMEASURED: Final = (
-    "time_per_output_token_seconds never varies in some or all of these requests, so it was not measured: "
+    "the time per output token never varies in some or all of these requests, so it was not measured: "
     "no loss and no best K is told from them, and a loss is told by formula"
 )
 

@@ -125,23 +125,26 @@ def sample_of(requests: Sequence[TimedRequest]) -> Sample:
 
 
 def measured(requests: Sequence[TimedRequest]) -> list[TimedRequest]:
-    """Those of the segments and K whose times vary, in their order; groups of fewer than LEAST_REQUESTS are
-    judged together. One side of a change at a time: a constant may be set anew.
+    """Those of the segments and K whose times vary, in their order; groups of fewer than LEAST_REQUESTS with
+    a time are judged together. One side of a change at a time: a constant may be set anew.
 
     A time that never varies was filled in, by a configuration or an estimate, and says of every change that
     it cost nothing. A clock that is read for each request never gives the same time ten times in a row,
     unless it is rounded so coarsely that it tells nothing about a loss either.
     """
-    sizes = Counter((item.segment, k_of(item)) for item in requests)
+    timed = [item for item in requests if item.time_per_output_token_seconds is not None]
+    sizes = Counter((item.segment, k_of(item)) for item in timed)
 
     def group_of(item: TimedRequest) -> _Group:
         own = item.segment, k_of(item)
         return own if sizes[own] >= LEAST_REQUESTS else None
 
     times: dict[_Group, set[float | None]] = defaultdict(set)
-    for item in requests:
+    for item in timed:
         times[group_of(item)].add(item.time_per_output_token_seconds)
-    return [item for item in requests if len(times[group_of(item)] - {None}) > 1]
+    in_group = Counter(group_of(item) for item in timed)
+    constant = {group for group, found in times.items() if len(found) == 1 and in_group[group] > 1}
+    return [item for item in requests if group_of(item) not in constant]
 
 
 def _timed(request: TimedRequest) -> tuple[float, float]:

@@ -283,6 +283,17 @@ def test_a_segment_whose_time_never_varies_says_nothing_beside_those_that_are_me
     assert UNMEASURED not in alone.notes
 
 
+@pytest.mark.parametrize("untimed", [40, 0])
+def test_one_request_with_a_time_does_not_show_that_times_never_vary(untimed: int) -> None:
+    """As of a vLLM, whose answers of one token have no time per token, and no draft; nor had a longer one."""
+    rng = np.random.default_rng(24)
+    short = SERVER.serve(rng, untimed, 0, output_tokens=1, time_per_output_token_seconds=None)
+    cost = assess([], [*SERVER.serve(rng, 50, 4), *short, *SERVER.serve(rng, 1, 0)], [])
+    assert cost is not None
+    assert UNMEASURED not in cost.notes
+    assert cost.now.requests == 51
+
+
 def test_whatever_the_records_say_the_numbers_are_numbers() -> None:
     for seed in range(150):
         rng = np.random.default_rng(seed)
