@@ -15,6 +15,7 @@ import structlog
 from driftguard.adapters.answers import sglang
 from driftguard.adapters.answers.counts import AnswerUnreadable
 from driftguard.adapters.answers.engines import Engine, engine_owning, owner_of
+from driftguard.outgoing.connection_errors import why_not_connected
 from driftguard.settings import ProxySettings
 
 _log = structlog.get_logger(__name__)
@@ -42,11 +43,15 @@ class Upstream:
 
     async def identify(self, session: aiohttp.ClientSession) -> None:
         """Asks until the engine is known; it is "other" if the upstream refuses to answer."""
+        told = ""
         while self.engine == "unknown":
             try:
                 self.engine = await self._ask(session)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                _log.info("the upstream's engine is not known yet", url=self._models_url, error=str(error))
+                why = _why(error)
+                if why != told:
+                    told = why
+                    _log.info("the upstream's engine is not known yet", url=self._models_url, error=why)
                 await asyncio.sleep(RETRY_SECONDS)
         _log.info("upstream", engine=self.engine)
         if self.engine == "driftguard":
@@ -107,3 +112,9 @@ class Upstream:
                 owned_by=owner,
             )
         return engine
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return why_not_connected(error)
+    return str(error) or type(error).__name__

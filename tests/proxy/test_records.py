@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from typing import Any
 
 import aiohttp
@@ -280,6 +281,38 @@ def test_records_follow_a_draft_that_was_loaded_into_sglang(monkeypatch: pytest.
             return [record.draft_version for record in await setup.sidecar.wait_for(5)]
 
     assert asyncio.run(scenario()) == ["v1", "v2", "v2", "v1", "v2"]
+
+
+def test_the_log_says_once_why_the_engine_is_not_known_while_it_loads_its_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For minutes: first nothing listens, then llama.cpp answers 503."""
+    monkeypatch.setattr(upstream, "RETRY_SECONDS", 0.01)
+    asked = 0
+
+    async def loading(_: web.BaseRequest) -> web.StreamResponse:
+        nonlocal asked
+        asked += 1
+        if asked <= 5:
+            return web.json_response({"error": {"message": "Loading model"}}, status=503)
+        return web.json_response({"data": [{"id": "m", "owned_by": "llamacpp"}]})
+
+    async def scenario() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        async with aiohttp.ClientSession() as session:
+            found = upstream.Upstream(ProxySettings(upstream=f"http://127.0.0.1:{port}"))
+            identifying = asyncio.create_task(found.identify(session))
+            async with served(loading) as url, asyncio.timeout(PATIENCE_SECONDS):
+                await asyncio.to_thread(wait_until, lambda: bool(logs), "the first reason")
+                found._models_url = f"{url}/v1/models"
+                await identifying
+        assert found.engine == "llamacpp"
+
+    with capture_logs() as logs:
+        asyncio.run(scenario())
+    told = [line["error"] for line in logs if line["event"] == "the upstream's engine is not known yet"]
+    assert told == ["Connection refused", "HTTP 503"]
 
 
 def test_records_follow_an_sglang_that_refused_to_tell_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
