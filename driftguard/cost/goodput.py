@@ -26,10 +26,18 @@ R_t - t a supermartingale
 (Shin, Ramdas, Rinaldo 2023; driftguard.detection.statistics.bets): the first R >= A comes after A blocks or
 more in expectation, whenever and however often one looks.
 
-**Speculation loses.** In each band, requests without speculation bet against those with it in the same block
-and segment: y, by how much the logarithm of their time is smaller. The null is E[y] <= log(1 / (1 -
-LEAST_GAIN)); the spread is that of the y before. Assumption: both run at the same loads of the band, as where
-the ones without speculation are drawn at random.
+**Speculation loses.** In each band, requests without speculation are held against those with it in the same
+block and segment. With n_c and m_c of them in segment c, y_c the difference of the mean logarithms of their
+times, positive where those without are faster, v_0 and v_1 the variances of one such logarithm,
+
+    w_c = 1 / (v_0 / n_c + v_1 / m_c),  z = sum of w_c (y_c - log(1 / (1 - LEAST_GAIN))) / sqrt(sum of w_c)
+
+so that few requests on either side tell as little as they do. The null is
+E[y_c] <= log(1 / (1 - LEAST_GAIN)); then bets on z / s are worth at most 1 on average, whatever the
+distribution, if its variance is 1 at most (`block_bets.bet_of_unit_variance`). v_0 and v_1 are those of the
+blocks before, and more by two standard errors. s^2 >= 1 is the variance of z in the long run, as above:
+bursts and tasks that come together make it larger than single requests do. Assumption: both run at the same
+loads of the band, as where the ones without speculation are drawn at random.
 
 **Over.** Whether an open fall is made good: `goodput_end.py`.
 
@@ -55,7 +63,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from driftguard import alpha_spending
-from driftguard.cost.block_bets import NONE, bet, evidence_of
+from driftguard.cost.block_bets import NONE, bet, bet_of_unit_variance, evidence_of
 from driftguard.cost.goodput_end import KEPT, is_made_good
 from driftguard.cost.times import (
     LONGEST,
@@ -88,8 +96,7 @@ MOST_PENDING: Final = 100
 MOST_CELLS: Final = 1_000
 BANDS: Final = 16
 LEAST_GAIN: Final = 0.02
-RIVALS: Final = 20  # requests without speculation in a band, before which nothing is judged
-OF_SPECULATING: Final = 5  # in the same block, band and segment
+RIVALS: Final = 20  # requests with and without speculation in a band, before which nothing is judged
 QUIET_LOOKS: Final = 3
 
 
@@ -164,7 +171,8 @@ def losing_in(watch: GoodputWatch, level: float, concurrency: tuple[int, int] | 
     if watch.opened is not None:
         return None
     for rivalry in watch.rivalries:
-        if concurrency_of(rivalry.band) == concurrency and evidence_of(rivalry.sums) >= 2.0 * BANDS * level:
+        evidence = evidence_of(_sure_sums(rivalry))
+        if concurrency_of(rivalry.band) == concurrency and evidence >= 2.0 * BANDS * level:
             return rivalry
     return None
 
@@ -350,41 +358,87 @@ def _look_for_the_end(
     return replace(watch, opened=replace(opened, sums=sums, moves=moves, quiet=0, blocks=opened.blocks + 1))
 
 
+class _Rivals(NamedTuple):
+    """Logarithms of the times of a segment's requests at the same load, in one block."""
+
+    speculating: list[float]
+    without: list[float]
+
+    @property
+    def moves(self) -> list[float]:
+        """By how much each without speculation was faster than those with it."""
+        mean = sum(self.speculating) / len(self.speculating)
+        return [mean - time for time in self.without]
+
+
 def _rivals(watch: GoodputWatch, block: Block, told: Sequence[TimedRequest]) -> tuple[Rivalry, ...]:
     """Each band's requests without speculation against those with it, in this block."""
-    speculating: dict[tuple[str, int], list[float]] = defaultdict(list)
-    without: dict[tuple[str, int], list[float]] = defaultdict(list)
+    cells: dict[tuple[str, int], _Rivals] = defaultdict(lambda: _Rivals([], []))
     for request in told:
-        side = speculating if k_of(request) > 0 else without
-        side[request.segment, band_of(request.concurrency)].append(log_time(request))
-    faster: dict[int, list[float]] = defaultdict(list)
-    for (segment, band), times in without.items():
-        others = speculating[segment, band]
-        if len(others) >= OF_SPECULATING and band < BANDS:
-            mean = sum(others) / len(others)
-            faster[band] += [mean - time for time in times]
+        cell = cells[request.segment, band_of(request.concurrency)]
+        (cell.speculating if k_of(request) > 0 else cell.without).append(log_time(request))
+    found: dict[int, list[_Rivals]] = defaultdict(list)
+    for (_, band), cell in cells.items():
+        if cell.speculating and cell.without and band < BANDS:
+            found[band].append(cell)
     known = {item.band: item for item in watch.rivalries}
-    for band, moves in faster.items():
-        known[band] = _rival(known.get(band, Rivalry(band)), moves, block)
+    for band, rivals in found.items():
+        known[band] = _rival(known.get(band, Rivalry(band)), rivals, block)
     return tuple(sorted(known.values(), key=lambda item: item.band))
 
 
-def _rival(rivalry: Rivalry, moves: Sequence[float], block: Block) -> Rivalry:
-    sums = rivalry.sums or NONE
-    if rivalry.count >= RIVALS:
-        spread = max(math.sqrt(rivalry.squares / (rivalry.count - 1)), LEAST_SPREAD)
-        margin = -math.log1p(-LEAST_GAIN)
-        told = (sum(moves) / len(moves) - margin) * math.sqrt(min(len(moves), rivalry.count))
-        sums = bet(sums, told / spread - max(0.3, 2.0 / math.sqrt(rivalry.count)))
+def _rival(rivalry: Rivalry, cells: Sequence[_Rivals], block: Block) -> Rivalry:
+    sums, past = _sure_sums(rivalry), rivalry.moves
+    if min(rivalry.count, rivalry.speculating) >= RIVALS:
+        z = _faster(rivalry, cells)
+        sums = bet_of_unit_variance(sums, z / max(spread_of(past[:-HELD]) or 1.0, 1.0))
+        if evidence_of(sums) < SUSPECT:
+            past = (*past, z)[-SPREAD_OF:]
     count, mean, squares = rivalry.count, rivalry.mean, rivalry.squares
-    for move in moves:
-        count += 1
-        apart = move - mean
-        mean += apart / count
-        squares += apart * (move - mean)
-    found = replace(rivalry, count=count, mean=mean, squares=squares, sums=sums)
+    freedom, speculating = rivalry.speculating, rivalry.speculating_squares
+    for cell in cells:
+        for move in cell.moves:
+            count += 1
+            apart = move - mean
+            mean += apart / count
+            squares += apart * (move - mean)
+        freedom += len(cell.speculating) - 1
+        speculating += float(np.var(cell.speculating)) * len(cell.speculating)
+    found = replace(
+        rivalry,
+        count=count,
+        mean=mean,
+        squares=squares,
+        speculating=freedom,
+        speculating_squares=speculating,
+        sums=sums,
+        moves=past,
+    )
     if evidence_of(sums) < SUSPECT:
         return replace(found, since_seq=None, since_at=None)
     if rivalry.since_seq is None:
         return replace(found, since_seq=block.first_seq, since_at=block.first_at)
     return found
+
+
+def _sure_sums(rivalry: Rivalry) -> tuple[float, ...]:
+    """None of an older version, which took the mean time of those with speculation for known."""
+    return rivalry.sums if rivalry.sums and rivalry.speculating else NONE
+
+
+def _faster(rivalry: Rivalry, cells: Sequence[_Rivals]) -> float:
+    """z: by how many standard deviations those without speculation are faster than the null allows."""
+    without = _variance(rivalry.squares, rivalry.count - 1)
+    speculating = _variance(rivalry.speculating_squares, rivalry.speculating)
+    margin = -math.log1p(-LEAST_GAIN)
+    told = total = 0.0
+    for cell in cells:
+        weight = 1.0 / (without / len(cell.without) + speculating / len(cell.speculating))
+        told += weight * (sum(cell.moves) / len(cell.without) - margin)
+        total += weight
+    return told / math.sqrt(total)
+
+
+def _variance(squares: float, freedom: int) -> float:
+    """Of single requests, and more by two standard errors of it, as tails are heavy."""
+    return max(squares / freedom * (1.0 + 2.0 / math.sqrt(freedom)), LEAST_SPREAD**2)

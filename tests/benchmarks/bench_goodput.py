@@ -1,14 +1,18 @@
 """How often does the watch over goodput raise a false alarm, and how soon a true one? How often is a fall
-called over that lasts, how soon one that does not, and is a further one told meanwhile? Prints three tables.
+called over that lasts, how soon one that does not, and is a further one told meanwhile? How often is
+speculation said to lose that does not, where few requests have their like on the other side, how soon one
+that does? Prints five tables.
 
 False alarms: STREAMS streams of ten days per row at A = LOW blocks, so that there would be many: "at most" is
 what the guarantee allows, blocks / A. Delays: medians and tenths at A of 90 days, of a change after one day
 without. One request every ten seconds; times have a Pareto tail without a mean, and the machine's speed
 wanders. Ends: of a fall that begins after a day; five days of it, in which every end is false and the fall
 is taken for open again at once; then the true end, or one half as much again at which it falls further.
-Nothing is tuned per row. Run it as
+Speculation against none: twice as many streams, of two days at A = LOW_RIVALS blocks; requests without are
+faster by exactly what they may be, or by its mean where it wanders. Delays at A of 90 days, of a change after
+half a day in which both were as fast. Nothing is tuned per row. `--only` runs one of the tables. Run it as
 
-    python -m tests.benchmarks.bench_goodput [--streams 8] [--seed 50000]
+    python -m tests.benchmarks.bench_goodput [--streams 8] [--seed 50000] [--only rivals]
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 from uuid import UUID
 
@@ -24,10 +29,14 @@ import numpy as np
 from driftguard.cost import goodput
 from driftguard.records.documents.goodput import GoodputWatch, Watched
 from tests.cost.goodput_runs import DAY, Stream, until_alarm
+from tests.cost.rival_traffic import WINDOW, Rivals, RivalStream
 
 LOW: Final = 300.0
 DAYS: Final = 10.0
 OPEN_DAYS: Final = 5.0
+LOW_RIVALS: Final = 30.0
+TWO_DAYS: Final = 576  # windows
+HALF_A_DAY: Final = 144
 QUIET: Final[Mapping[str, Mapping[str, Any]]] = {
     "mood .05, half an hour": {},
     "mood .15, half an hour": {"mood": 0.15},
@@ -52,6 +61,28 @@ CHANGES: Final[Mapping[str, tuple[Mapping[str, float], Mapping[str, Any]]]] = {
         {"load": 14.0, "per_draft": 0.0212},
         {"without": 0.1, "load": 4.0, "acceptance": 0.85, "per_draft": 0.0129},
     ),
+}
+LEAST: Final = -math.log1p(-goodput.LEAST_GAIN)
+AS_FAST: Final[Mapping[str, Rivals]] = {
+    "20 with, 240 without": Rivals(without=240, faster=LEAST),
+    "the same, gain of exactly 0": Rivals(without=240),
+    "the same, times of those with spread .6": Rivals(without=240, faster=LEAST, noise_speculating=0.6),
+    "20 with, 60 without": Rivals(faster=LEAST),
+    "20 with, 20 without": Rivals(without=20, faster=LEAST),
+    "27 with, 3 without": Rivals(speculating=27, without=3, faster=LEAST),
+    "20 with, 60 without in bursts of tasks": Rivals(faster=LEAST, bursts=0.15),
+    "20 with, 120 without, a restart every 100 minutes": Rivals(without=120, faster=LEAST, restarts=0.05),
+    "20 with, 15 to 240 without in a day": Rivals(faster=LEAST, daily=4.0),
+    "20 with, 60 without, gain wanders by .05 in an hour": Rivals(faster=LEAST, wander=0.05),
+    "the same, by .10": Rivals(faster=LEAST, wander=0.1),
+    "the same, by .10 in four hours": Rivals(faster=LEAST, wander=0.1, wander_minutes=240.0),
+}
+LOSING: Final[Mapping[str, Rivals]] = {
+    "20 with, 240 without, 10% lost": Rivals(without=240, faster=0.105),
+    "20 with, 60 without, 10% lost": Rivals(faster=0.105),
+    "20 with, 20 without, 10% lost": Rivals(without=20, faster=0.105),
+    "20 with, 20 without, 20% lost": Rivals(without=20, faster=0.223),
+    "27 with, 3 without, 20% lost": Rivals(speculating=27, without=3, faster=0.223),
 }
 
 
@@ -139,15 +170,48 @@ def _ends(streams: int, seed: int) -> None:
             )
 
 
+def _rivals(streams: int, seed: int) -> None:
+    print(f"\n{'speculation said to lose, A = 30 blocks':55} {'said':>7} {'streams':>7} {'at most':>8}")
+    for name, rivals in AS_FAST.items():
+        said = [
+            len(RivalStream(seed + number, LOW_RIVALS).statements(rivals, TWO_DAYS))
+            for number in range(2 * streams)
+        ]
+        most = 2 * streams * TWO_DAYS / (2.0 * goodput.BANDS * LOW_RIVALS)
+        print(f"{name:55} {sum(said):7} {sum(map(bool, said)):7} {most:8.1f}", flush=True)
+    print(f"\n{'minutes until it is said, A of 90 days':55} {'found':>8} {'10%':>7} {'median':>7} {'90%':>7}")
+    for name, rivals in LOSING.items():
+        delays = []
+        for number in range(2 * streams):
+            stream = RivalStream(seed + number, goodput.alarm_level(90.0))
+            stream.statements(replace(rivals, faster=0.0), HALF_A_DAY)
+            said_at = stream.statements(rivals, TWO_DAYS)
+            delays.append((said_at[0] - HALF_A_DAY) * WINDOW / 60.0 if said_at else math.inf)
+        part = np.quantile(delays, (0.1, 0.5, 0.9), method="lower")
+        found = sum(map(math.isfinite, delays))
+        print(
+            f"{name:55} {found:2} of {2 * streams} " + " ".join(f"{value:7.0f}" for value in part), flush=True
+        )
+
+
+TABLES: Final[Mapping[str, Callable[[int, int], None]]] = {
+    "false": _false_alarms,
+    "delays": _delays,
+    "ends": _ends,
+    "rivals": _rivals,
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--seed", type=int, default=50_000)
+    parser.add_argument("--only", choices=TABLES)
     asked = parser.parse_args()
     print(f"seeds {asked.seed} to {asked.seed + asked.streams - 1}")
-    _false_alarms(asked.streams, asked.seed)
-    _delays(asked.streams, asked.seed)
-    _ends(asked.streams, asked.seed)
+    for name, table in TABLES.items():
+        if asked.only in (None, name):
+            table(asked.streams, asked.seed)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from driftguard.cost import goodput
-from driftguard.records.documents.goodput import GoodputWatch, Watched
+from driftguard.cost.block_bets import SURE_STAKES, bet_of_unit_variance
+from driftguard.records.documents.goodput import GoodputWatch, Rivalry, Watched
 from tests.cost.goodput_runs import DAY, Stream, until_alarm
 from tests.cost.goodput_traffic import Machine
+from tests.cost.rival_traffic import BAND, Rivals, RivalStream
 
 LEVEL = goodput.alarm_level(90.0)
 
@@ -34,6 +36,53 @@ def test_speculation_that_begins_to_lose_is_found_although_nothing_gets_slower(s
     alarm = until_alarm(seed, LEVEL, {"base": 0.009, "per_draft": 0.00775}, days=2.0, **machine)
     assert alarm is not None
     assert alarm.kind == "speculation_loses"
+
+
+LEAST = -math.log1p(-goodput.LEAST_GAIN)
+AS_FAST = {
+    "few with it": Rivals(without=240, faster=LEAST),
+    "few with it, of other times": Rivals(without=240, noise_speculating=0.6, faster=LEAST),
+    "few without": Rivals(speculating=27, without=3, faster=LEAST),
+    "tasks in bursts": Rivals(bursts=0.15, faster=LEAST),
+    "restarts": Rivals(without=120, restarts=0.05, faster=LEAST),
+    "a rhythm of the day": Rivals(daily=4.0, faster=LEAST),
+}
+
+
+@pytest.mark.parametrize("kind", AS_FAST)
+def test_speculation_that_costs_no_more_than_it_may_is_not_said_to_lose(kind: str) -> None:
+    """At A = 300 blocks, of which one band has a thirty-second: .06 statements in two days are allowed."""
+    assert [RivalStream(seed, 300.0).statements(AS_FAST[kind], 288) for seed in (70, 71)] == [[], []]
+
+
+@pytest.mark.parametrize(("without", "faster"), [(240, 0.1), (20, 0.2), (3, 0.3)])
+def test_speculation_that_begins_to_lose_is_found_where_few_are_compared(without: int, faster: float) -> None:
+    """Within eight hours."""
+    for seed in (80, 81):
+        stream = RivalStream(seed, LEVEL)
+        assert stream.statements(Rivals(without=without), 144) == []
+        assert stream.statements(Rivals(without=without, faster=faster), 96)
+
+
+def test_evidence_of_an_older_version_that_speculation_loses_begins_anew() -> None:
+    """It took the mean time of the few with speculation for known."""
+    stream = RivalStream(82, LEVEL)
+    old = Rivalry(BAND, count=40_000, mean=0.01, squares=4_000.0, sums=(1e9, 1e9, 1e9), since_seq=1)
+    stream.watch = replace(stream.watch, rivalries=(old,))
+    assert stream.statements(Rivals(without=240), 2) == []
+    (rivalry,) = stream.watch.rivalries
+    assert (rivalry.sums, rivalry.since_seq) == ((0.0, 0.0, 0.0), None)
+    assert rivalry.count > 40_000
+
+
+def test_a_bet_of_unit_variance_is_worth_one_at_most_however_skewed_what_it_is_on() -> None:
+    """Two values of mean zero and variance one, or of a mean below; the first has the chance `part`."""
+    for part in np.geomspace(1e-4, 0.9999, 200).tolist():
+        high, low = math.sqrt((1.0 - part) / part), -math.sqrt(part / (1.0 - part))
+        for shift in (0.0, 0.2, 1.0, 5.0):
+            won, lost = (bet_of_unit_variance((), value - shift) for value in (high, low))
+            for place in range(len(SURE_STAKES)):
+                assert part * won[place] + (1.0 - part) * lost[place] <= 1.0 + 1e-12
 
 
 def test_a_speed_that_falls_bit_by_bit_is_not_learned_as_usual() -> None:

@@ -51,8 +51,10 @@ class Block:
 @dataclass(frozen=True, slots=True)
 class Rivalry:
     """Speculation against none in one band of concurrency. `count`, `mean`, `squares`: of the logarithms by
-    which requests without speculation were faster (Welford); `sums`: of bets, one per stake; `since`: the
-    block in which the evidence began."""
+    which requests without speculation were faster (Welford); `speculating_squares`: of the logarithms of the
+    times with speculation around the means that these were held against, of `speculating` degrees of freedom;
+    `sums`: of bets, one per stake; `moves`: by how many standard deviations those without speculation were
+    faster in each block, oldest first; `since`: the block in which the evidence began."""
 
     band: int
     count: int = 0
@@ -61,6 +63,9 @@ class Rivalry:
     sums: tuple[float, ...] = ()
     since_seq: int | None = None
     since_at: float | None = None
+    speculating: int = 0
+    speculating_squares: float = 0.0
+    moves: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
