@@ -36,6 +36,7 @@ from driftguard.detection.state.stream_state import (
     Floats,
     OpenIncident,
     StreamState,
+    changed,
     with_strata,
     with_varying_k,
 )
@@ -52,6 +53,8 @@ from driftguard.detection.steps.cycles import (
     without_current,
 )
 from driftguard.detection.steps.dependence import (
+    LONGEST_INTERVAL,
+    SHORTEST_INTERVAL,
     after_incident,
     after_withheld,
     measured,
@@ -149,10 +152,22 @@ def _step(
         state, found = _with_look(config, state, base, direction)
         findings += found
     state, found = check_reference(config, before, state, batch, part[stop - 1 : stop])
-    if int(state.drafted_requests.sum()) >= state.next_measured:
-        state, ended = _with_lasting_rise(measured(config, state))
-        found = found + ended
-    return state, findings + found, start + stop
+    state, ended = _with_measurement(config, state)
+    return state, findings + found + ended, start + stop
+
+
+def _with_measurement(config: DetectorConfig, state: StreamState) -> tuple[StreamState, list[Finding]]:
+    """The state that has measured the dependence, where it is time to. While no stratum has a baseline there
+    is nothing to measure: no step ends for that, and the times that have passed by then are left out."""
+    if not state.ready.any():
+        return state, []
+    seen, due = int(state.drafted_requests.sum()), state.next_measured
+    rarest = min(LONGEST_INTERVAL, config.history // 4)
+    while due < seen:
+        due += min(max(due // 8, SHORTEST_INTERVAL), rarest)
+    if due == seen:
+        return _with_lasting_rise(measured(config, state))
+    return (state if due == state.next_measured else changed(state, {"next_measured": due})), []
 
 
 def _with_lasting_rise(state: StreamState) -> tuple[StreamState, list[Finding]]:
@@ -195,16 +210,18 @@ def _with_rows(config: DetectorConfig, state: StreamState, base: Baselines, rows
     """The state that has put these rows in its history, sessions, days, weeks and reference periods."""
     earlier, sessions = _sessions(state, rows, int(state.drafted_requests.sum()))
     state = with_reference(state, rows, earlier)
-    return replace(
+    return changed(
         state,
-        joining=with_joining(state, rows, earlier),
-        ordinal=int(rows.ordinal[-1]),
-        drafted_requests=state.drafted_requests
-        + np.bincount(rows.stratum, minlength=len(state.drafted_requests)),
-        sessions=sessions,
-        in_session=state.in_session + int((rows.session != NO_SESSION).sum()),
-        profiles=tally(state, base, rows),
-        history=state.history.followed_by(rows, config.history),
+        {
+            "joining": with_joining(state, rows, earlier),
+            "ordinal": int(rows.ordinal[-1]),
+            "drafted_requests": state.drafted_requests
+            + np.bincount(rows.stratum, minlength=len(state.drafted_requests)),
+            "sessions": sessions,
+            "in_session": state.in_session + int((rows.session != NO_SESSION).sum()),
+            "profiles": tally(state, base, rows),
+            "history": state.history.followed_by(rows, config.history),
+        },
     )
 
 

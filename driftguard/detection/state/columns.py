@@ -5,7 +5,8 @@ Evidence hold those with drafted tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from driftguard.detection.observations import ObservationBatch
 from driftguard.detection.state.history import COLUMNS
-from driftguard.detection.state.stream_state import StreamState
+from driftguard.detection.state.stream_state import StreamState, changed
 from driftguard.detection.statistics.sessions import Keys, OpenSessions, session_keys, sums_before
 
 Ints = NDArray[np.int64]
@@ -47,11 +48,14 @@ class Columns:
         return len(self.ordinal)
 
     def __getitem__(self, part: slice | NDArray[np.intp]) -> Columns:
-        return Columns(*(getattr(self, item.name)[part] for item in fields(self)))
+        return Columns(*(column[part] for column in _ALL(self)))
 
     def ended_at(self, place: int) -> float:
         """Seconds since 1970 UTC."""
         return int(self.ended_ms[place]) / 1000.0
+
+
+_ALL = attrgetter(*(item.name for item in fields(Columns)))
 
 
 def columns_of(
@@ -195,7 +199,7 @@ def counts_of(batch: ObservationBatch, starts: Ints) -> list[Counts]:
 def counted(before: StreamState, state: StreamState, batch: ObservationBatch) -> StreamState:
     """`state` with the totals of `before` and the whole batch."""
     (counts,) = counts_of(batch, np.zeros(1, dtype=np.int64))
-    return replace(state, **counts.after(before))
+    return changed(state, counts.after(before))
 
 
 def requests_since(state: StreamState, ordinal: int, most: int) -> int:

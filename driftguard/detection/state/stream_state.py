@@ -166,7 +166,10 @@ class StreamState:
 
     @property
     def until_measured(self) -> int:
-        """How many more drafted observations it takes until the dependence is measured (dependence.py)."""
+        """How many more drafted observations it takes until the dependence is measured (dependence.py): never
+        while no stratum has a baseline."""
+        if not self.ready.any():
+            return NEVER
         return max(self.next_measured - int(self.drafted_requests.sum()), 1)
 
     def positions_of(self, stratum: int) -> Positions:

@@ -95,15 +95,16 @@ def add_terms(sums: Floats, added: Floats) -> Floats:
     return total
 
 
-def _line(sums: Floats) -> tuple[Floats, Floats, Floats]:
+Line = tuple[Floats, Floats, Floats]  # see `_line`
+
+
+def _line(sums: Floats) -> Line:
     """(slope, sum of squares of l around its mean, sum of squares of x around the line) from [..., SUMS].
 
     The slope is 0, and the middle sum 0, where lengths are all alike or follow from acceptance.
     """
-    n = np.maximum(sums[..., 0], 1.0)
-    lengths = _squares_of_length(sums)
-    tell = (lengths > SMALLEST_LENGTH_SPREAD**2 * n) & ~length_of_acceptance(sums)
-    both = _products(sums)
+    n, lengths, both = np.maximum(sums[..., 0], 1.0), _squares_of_length(sums), _products(sums)
+    tell = (lengths > SMALLEST_LENGTH_SPREAD**2 * n) & ~_follows_from_acceptance(sums, lengths, both)
     slope = np.where(tell, both / np.where(tell, lengths, 1.0), 0.0)
     squares = sums[..., 2] - sums[..., 1] ** 2 / n - slope * both
     return slope, np.where(tell, lengths, 0.0), np.maximum(squares, 0.0)
@@ -118,8 +119,11 @@ def length_of_acceptance(sums: Floats) -> NDArray[np.bool_]:
     rise together with r^2 >= 1/2 and d does not vary enough to be why the lengths do. Where d varies more (a
     standard deviation of log d above some .13), a line hides less than half of a fall.
     """
+    return _follows_from_acceptance(sums, _squares_of_length(sums), _products(sums))
+
+
+def _follows_from_acceptance(sums: Floats, lengths: Floats, both: Floats) -> NDArray[np.bool_]:
     n = np.maximum(sums[..., 0], 1.0)
-    lengths, both = _squares_of_length(sums), _products(sums)
     squares = np.maximum(sums[..., 2] - sums[..., 1] ** 2 / n, 0.0)
     drafted = np.maximum(sums[..., 5] - sums[..., 3] ** 2 / n, 0.0)
     alike = drafted * n**2 <= (1.0 - OF_ACCEPTANCE) * lengths * sums[..., 3] ** 2
@@ -140,9 +144,12 @@ def _products(sums: Floats) -> Floats:
 
 def variance_of(sums: Floats) -> Floats:
     """Variance of x between requests around the line, from sums [..., SUMS]; 0 where n is too small."""
-    n = sums[..., 0]
-    _, lengths, squares = _line(sums)
-    freedom = n - 1.0 - (lengths > 0.0)
+    return _variance_around(_line(sums), sums)
+
+
+def _variance_around(line: Line, sums: Floats) -> Floats:
+    _, lengths, squares = line
+    freedom = sums[..., 0] - 1.0 - (lengths > 0.0)
     return np.where(freedom >= 1.0, squares / np.maximum(freedom, 1.0), 0.0)
 
 
@@ -153,7 +160,7 @@ def _tells(sums: Floats) -> NDArray[np.bool_]:
     return tells
 
 
-def _components(sums: Floats) -> tuple[Floats, Floats]:
+def _components(line: Line, sums: Floats) -> tuple[Floats, Floats]:
     """(within, between): one-way random effects by moments (analysis of variance), from [..., SUMS].
 
     within = (sum r^2 - sum R_s^2 / n_s) / (n - k); between = (sum R_s^2 / n_s / (k - 1) - within) / n_0,
@@ -161,15 +168,16 @@ def _components(sums: Floats) -> tuple[Floats, Floats]:
     sessions. With fewer than LEAST_REPEATS repeats, or one session, all variance is within.
     Paper: Searle, Casella, McCulloch, Variance Components (1992), section 3.6.
     """
-    n, x, line = np.maximum(sums[..., 0], 1.0), sums[..., 1], sums[..., 8]
-    slope, _, squares = _line(sums)
+    n, x, length = np.maximum(sums[..., 0], 1.0), sums[..., 1], sums[..., 8]
+    slope, _, squares = line
     tells = _tells(sums)
-    start = (x - slope * line) / n
+    start = (x - slope * length) / n
     sessions, sxx, sxl, sll, sizes = (sums[..., place] for place in range(11, 16))
     of_sessions = sxx + start**2 * n + slope**2 * sll - 2.0 * start * x - 2.0 * slope * sxl
-    of_sessions = np.clip(of_sessions + 2.0 * start * slope * line, 0.0, squares)
+    of_sessions = np.clip(of_sessions + 2.0 * start * slope * length, 0.0, squares)
     more = np.maximum(sessions - 1.0, 1.0)
-    within = np.where(tells, (squares - of_sessions) / np.maximum(n - sessions, 1.0), variance_of(sums))
+    alone = _variance_around(line, sums)
+    within = np.where(tells, (squares - of_sessions) / np.maximum(n - sessions, 1.0), alone)
     size = np.where(tells, (n - sizes / n) / more, 1.0)
     between = np.where(tells, np.maximum(of_sessions / more - within, 0.0) / np.maximum(size, 1.0), 0.0)
     return within, between
@@ -202,7 +210,7 @@ def needed_requests(sums: Floats, minimum_drop: float) -> int:
     mean, so stopping there does not select a flattering mean.
     """
     spread = SIZE_FACTOR / minimum_drop
-    wanted = spread**2 * float(_mean_variance(sums, np.ones(()), *_components(sums)))
+    wanted = spread**2 * float(_mean_variance(sums, np.ones(()), *_components(_line(sums), sums)))
     return max(FIRST_CHECK, math.ceil(spread), math.ceil(wanted))
 
 
@@ -240,13 +248,13 @@ def baselines(
     shift inside a bucket too). Where the true relation is a step, neither holds at a shift of two.
     """
     n = np.maximum(sums[..., 0], 1.0)
-    slope, lengths, _ = _line(sums)
-    variance = variance_of(sums)
+    slope, lengths, _ = line = _line(sums)
+    variance = _variance_around(line, sums)
     with_spread = lengths > 0.0
     slope_error = np.where(
         with_spread, np.sqrt(inflation * variance / np.where(with_spread, lengths, 1.0)), 0.0
     )
-    within, between = _components(sums)
+    within, between = _components(line, sums)
     sessions = np.where(between > 0.0, sums[..., 11], n)
     freedom = np.maximum(sessions / inflation - 1.0, 1.0)
     least = np.where(of_windows, WINDOW_DEVIATION**2, 1.0 / n)

@@ -63,6 +63,7 @@ follow one another, and 366, 34 and 12 against 385, 34 and 11 where 16 are open 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -252,12 +253,15 @@ def _summed(rounds: Rounds, start: Floats, sums: Floats, begin: Floats, *, most:
     """In place of `sums`, which are the bets in the order of the rounds."""
     current, done = start[rounds.longest_first], 0
     with np.errstate(over="ignore"):
-        for size in rounds.sizes:
-            of_round = sums[done : done + size]
-            np.multiply(current[:size] + begin[done : done + size, None], of_round, of_round)
-            if most is not None:
-                np.minimum(of_round, most, out=of_round)
-            current, done = of_round, done + size
+        for size, alike in groupby(rounds.sizes):  # most rounds are as large as the one before
+            end = done + size * sum(1 for _ in alike)
+            of_rounds = sums[done:end].reshape(-1, size, sums.shape[1])
+            current, begins, done = current[:size], begin[done:end].reshape(-1, size, 1), end
+            for of_round, begin_now in zip(of_rounds, begins, strict=True):
+                np.multiply(current + begin_now, of_round, of_round)
+                if most is not None:
+                    np.minimum(of_round, most, out=of_round)
+                current = of_round
     return sums
 
 
