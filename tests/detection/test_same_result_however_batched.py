@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from driftguard.detection import (
     fold,
 )
 from driftguard.detection.state.codec import decode_state, encode_state
+from driftguard.detection.steps.dependence import measured
 from tests.detection.traffic import requests
 
 QUICK = DetectorConfig(false_alarm_every=100.0, minimum_drop=0.4, ignore=0.0, history=256)
@@ -149,6 +151,26 @@ def test_requests_of_one_moment_tell_no_traffic() -> None:
     state, _ = fold(DetectorConfig(), StreamState(), replace(batch, ended_at=ended))
     assert state.ready.any()
     assert state.requests_per_day == 0.0
+
+
+def test_the_dependence_is_measured_after_an_eighth_more_requests_from_the_baseline_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At the same totals as if it had been from the first request on, when nothing was known to measure."""
+    measured_at: list[int] = []
+
+    def counted(config: DetectorConfig, state: StreamState) -> StreamState:
+        measured_at.append(int(state.drafted_requests.sum()))
+        return measured(config, state)
+
+    monkeypatch.setattr(import_module("driftguard.detection.fold"), "measured", counted)
+    batch = requests(np.random.default_rng(12), np.full(1_000, 0.7))
+    _, findings = fold(DetectorConfig(), StreamState(), batch)
+    (ready,) = (finding.ordinal for finding in findings if isinstance(finding, BaselineReady))
+    due = [1]
+    while due[-1] + max(due[-1] // 8, 1) <= 1_000:
+        due.append(due[-1] + max(due[-1] // 8, 1))
+    assert measured_at == [total for total in due if total >= ready]
 
 
 def test_folding_leaves_the_old_state_as_it_was() -> None:

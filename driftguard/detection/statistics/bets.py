@@ -316,25 +316,32 @@ def aging_sums(start: Running, group: NDArray[np.intp], requests: InSessions, st
     by_age = requests.pulled / np.maximum(requests.open_for, 1.0)
     # shown = max(1 - by_age (now - mean start), 1 - w)
     columns = starts, starts * requests.clock, by_age, 1.0 - by_age * requests.clock, 1.0 - requests.pulled
-    of_request = np.stack([rounds.ordered(column) for column in columns])[:, :, None]
+    of_request = [rounds.ordered(column)[:, None] for column in (*columns, requests.inflation)]
     of_first = np.tile(STAKES, requests.gain.shape[1] // BETS) * requests.scale[:, None]
-    inflation = rounds.ordered(requests.inflation)[:, None]
     of_first /= requests.inflation[:, None]
-    of_lane = np.stack([rounds.ordered(part) for part in (of_first, requests.most, requests.gain)])
+    of_lane = [rounds.ordered(part) for part in (of_first, requests.most, requests.gain)]
+    inflated = bool((requests.inflation != 1.0).any())
+    after = Running(np.empty_like(requests.gain), np.empty_like(requests.gain))
+    columns_of_all = [after.evidence, after.mean_start, *of_lane, *of_request]
     current, done = start[rounds.longest_first], 0
     sums, means = current.evidence, current.mean_start
-    evidence, mean_start = [sums[:0]], [means[:0]]
     with np.errstate(over="ignore"):
-        for size in rounds.sizes:
-            begin, begin_now, slope, shown_new, least = of_request[:, done : done + size]
-            first, most, gain = of_lane[:, done : done + size]
-            sums, worth = sums[:size], sums[:size] + begin
-            means = (sums * means[:size] + begin_now) / worth
-            shown = np.maximum(means * slope + shown_new, least)
-            staked = np.minimum(first * shown, most)
-            sums = worth * charged(1.0 + staked * gain, staked, inflation[done : done + size])
-            np.minimum(sums, LARGEST_SUM, out=sums)  # as in running_sums; the mean start is no number beyond
-            evidence.append(sums)
-            mean_start.append(means)
-            done += size
-    return Running(np.concatenate(evidence), np.concatenate(mean_start))[rounds.place]
+        for size, alike in groupby(rounds.sizes):  # most rounds are as large as the one before
+            end = done + size * sum(1 for _ in alike)
+            parts = [column[done:end].reshape(-1, size, column.shape[1]) for column in columns_of_all]
+            sums, means, done = sums[:size], means[:size], end
+            for of_round in zip(*parts, strict=True):
+                sums_after, means_after, first, most, gain, begin, begin_now, slope, *rest = of_round
+                shown_new, least, inflation = rest
+                worth = sums + begin
+                np.divide(sums * means + begin_now, worth, out=means_after)
+                shown = np.maximum(means_after * slope + shown_new, least)
+                staked = np.minimum(first * shown, most)
+                bets = 1.0 + staked * gain
+                if inflated:
+                    bets = charged(bets, staked, inflation)
+                np.multiply(worth, bets, out=sums_after)
+                # As in running_sums; the mean start is no number beyond.
+                np.minimum(sums_after, LARGEST_SUM, out=sums_after)
+                sums, means = sums_after, means_after
+    return after[rounds.place]
