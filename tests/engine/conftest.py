@@ -12,6 +12,14 @@ import torch
 from tests.engine.simt.emulator import Module, compile_kernels, has_compiler
 
 
+def of_all_workers(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
+    """A directory that the workers of this test run share."""
+    root = tmp_path_factory.getbasetemp()
+    directory = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / name
+    directory.mkdir(exist_ok=True)
+    return directory
+
+
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
@@ -25,9 +33,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Module]:
     """compiled(path, ...): the kernels of these files as one program, compiled once for all workers."""
     if not has_compiler():
         pytest.skip("the kernels' emulator needs g++")
-    root = tmp_path_factory.getbasetemp()
-    directory = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "simt"
-    directory.mkdir(exist_ok=True)
+    directory = of_all_workers(tmp_path_factory, "simt")
     modules: dict[tuple[Path, ...], Module] = {}
 
     def compile_once(*paths: Path) -> Module:

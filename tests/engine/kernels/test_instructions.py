@@ -6,11 +6,12 @@ that, instructions and not memory decide how long a kernel takes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from statistics import median
 
 import pytest
-from driftguard_engine.kernels.cuda.compiler import compile_source, read_sources
+from driftguard_engine.kernels.cuda.compiler import Compiled, Source, read_sources
 
 from tests.engine.kernels.disassembly import PACKAGE, Kernel, Stretch, disassembler, kernels
 from tests.gpu.check.resources import resources
@@ -25,28 +26,35 @@ TILE_OF_LANE = 64  # logits of a tile that one lane weighs
 
 
 @pytest.fixture(scope="module")
-def statistics(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Kernel]:
-    return disassembled("statistics.cu", tmp_path_factory)
+def disassembled(
+    compiled_for: Callable[[Source, str], Compiled], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], dict[str, Kernel]]:
+    """disassembled(file): its kernels, which keep everything in registers."""
+
+    def disassemble(file: str) -> dict[str, Kernel]:
+        (source,) = (source for source in read_sources() if source.name == file)
+        compiled = compiled_for(source, "sm_90a")
+        assert not [kernel for kernel in resources(compiled.log) if kernel.uses_local_memory]
+        nvdisasm = disassembler()
+        assert nvdisasm is not None
+        return kernels(compiled.cubin, nvdisasm, tmp_path_factory.mktemp("cubin"))
+
+    return disassemble
 
 
 @pytest.fixture(scope="module")
-def cutoffs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Kernel]:
-    return disassembled("cutoffs.cu", tmp_path_factory)
+def statistics(disassembled: Callable[[str], dict[str, Kernel]]) -> dict[str, Kernel]:
+    return disassembled("statistics.cu")
 
 
 @pytest.fixture(scope="module")
-def verification(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Kernel]:
-    return disassembled("verify.cu", tmp_path_factory)
+def cutoffs(disassembled: Callable[[str], dict[str, Kernel]]) -> dict[str, Kernel]:
+    return disassembled("cutoffs.cu")
 
 
-def disassembled(file: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Kernel]:
-    """Kernels that keep everything in registers."""
-    (source,) = (source for source in read_sources() if source.name == file)
-    compiled = compile_source(source, "sm_90a")
-    assert not [kernel for kernel in resources(compiled.log) if kernel.uses_local_memory]
-    nvdisasm = disassembler()
-    assert nvdisasm is not None
-    return kernels(compiled.cubin, nvdisasm, tmp_path_factory.mktemp("cubin"))
+@pytest.fixture(scope="module")
+def verification(disassembled: Callable[[str], dict[str, Kernel]]) -> dict[str, Kernel]:
+    return disassembled("verify.cu")
 
 
 def of_most(kernel: Kernel, operation: str) -> Stretch:

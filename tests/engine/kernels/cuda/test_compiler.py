@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from driftguard_engine.kernels.cuda import compiler
 from driftguard_engine.kernels.cuda.compiler import (
     SOURCES,
     CompilationFailed,
+    Compiled,
     KernelsUnavailable,
     Source,
     compile_source,
@@ -32,8 +34,10 @@ def source(path: Path) -> Source:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("path", [*KERNEL_FILES, HERE / "blend.cu"], ids=lambda path: path.name)
-def test_compiles_into_registers_without_a_warning(path: Path, architecture: str) -> None:
-    compiled = compile_source(source(path), architecture)
+def test_compiles_into_registers_without_a_warning(
+    compiled_for: Callable[[Source, str], Compiled], path: Path, architecture: str
+) -> None:
+    compiled = compiled_for(source(path), architecture)
     assert compiled.cubin.startswith(b"\x7fELF")
     assert "warning" not in compiled.log
     found = resources(compiled.log)
