@@ -160,7 +160,9 @@ class _State(msgspec.Struct, array_like=True):
     sessions: _Sessions
     in_session: int
     history: _History
-    day_begun: tuple[int, int, int] = (NOT_BEGUN, 0, 0)  # not in states of before
+    # Not in states of before:
+    day_begun: tuple[int, int, int] = (NOT_BEGUN, 0, 0)
+    past_changes: _Array = msgspec.field(default_factory=lambda: _array(np.zeros((0, 3), dtype=np.int64)))
 
 
 def encode_state(state: StreamState) -> bytes:

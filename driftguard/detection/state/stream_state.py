@@ -149,6 +149,9 @@ class StreamState:
     history: History = field(default_factory=History.empty)
     # number of the day under way, requests before it, whole days that requests_per_day knows: see cycles.py
     day_begun: tuple[int, int, int] = (NOT_BEGUN, 0, 0)
+    # [R, 3] a stratum, and from which ordinal to which its level was another one, as told by incidents that
+    # are over; as far as the history reaches
+    past_changes: Ints = field(default_factory=lambda: np.zeros((0, 3), dtype=np.int64))
 
     @property
     def ready(self) -> NDArray[np.bool_]:

@@ -4,6 +4,8 @@ The sums of blocks of `long_run_variance.py` are held against a mean that was le
 a change from a mean that wanders: what may be a change waits there, and is never counted while an incident is
 open. How far a block lies from the next one says less, but is not moved by the level: a change at once shows
 in one or two differences, a decline hardly in any, a mean that wanders in most. So all observations count.
+Where it is known from when to when the level was another one, these observations are a run of their own,
+those before and behind them one run: no difference is across the edges.
 
 For blocks of B = 2^k observations with sums S_i of what lies above the expectation, v the variance of one:
 
@@ -24,6 +26,7 @@ Paper: von Neumann 1941 (the ratio of the mean square successive difference to t
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -42,31 +45,42 @@ SHOWN_LEVEL: Final = 0.01
 
 
 def inflation_shown(
-    residual: Floats, variance: float, reference: int, changes: int, *, longest: float = math.inf
+    runs: Sequence[Floats], variance: float, reference: int, changes: int, *, longest: float = math.inf
 ) -> float:
-    """f that the residuals [T] of observations in their order show; 1 where none is shown.
+    """f that the residuals of observations in their order show; 1 where none is shown. The level
+    may have changed from one of the runs to the next: no block and no difference is of two of them.
 
     `variance` is that of one of them, from `reference` observations; `changes` how many changes at once there
-    may be among them; `longest` the largest block in observations.
+    may be inside the runs; `longest` the largest block in observations.
     """
     ratios: list[float] = []
     freedom: list[float] = []
     size = 2
-    while size <= longest and (left := _left(len(residual) // size, changes)) >= LEAST_LEFT:
-        number = len(residual) // size
-        sums = residual[len(residual) - number * size :].reshape(number, size).sum(axis=1)
-        mean = float(np.sort(np.diff(sums) ** 2)[:left].mean()) / _mean_below(left / (number - 1))
+    while size <= longest and (left := _left(_differences(runs, size), changes)) >= LEAST_LEFT:
+        squares = np.sort(np.concatenate([np.diff(_sums(run, size)) ** 2 for run in runs]))
+        mean = float(squares[:left].mean()) / _mean_below(left / len(squares))
         ratios.append(mean / (2.0 * size * max(variance, SMALLEST_VARIANCE)))
-        freedom.append((left - (number - 1 - left) / 2.0 - 1.0) / 2.0)
+        freedom.append((left - (len(squares) - left) / 2.0 - 1.0) / 2.0)
         size *= 2
     by_chance = fdtrc(freedom, reference - 1.0, ratios) * len(ratios)
     shown = [ratio for ratio, chance in zip(ratios, by_chance, strict=True) if chance < SHOWN_LEVEL]
     return min(max([1.0, *shown]), LARGEST_INFLATION)
 
 
-def _left(blocks: int, changes: int) -> int:
-    """How many of the differences of so many blocks count."""
-    return blocks - 1 - max(OF_CHANGE * changes, round(SPARED * (blocks - 1)))
+def _sums(run: Floats, size: int) -> Floats:
+    """Over the blocks of so many residuals, of which the last one ends with the run."""
+    number = len(run) // size
+    sums: Floats = run[len(run) - number * size :].reshape(number, size).sum(axis=1)
+    return sums
+
+
+def _differences(runs: Sequence[Floats], size: int) -> int:
+    return sum(max(len(run) // size - 1, 0) for run in runs)
+
+
+def _left(differences: int, changes: int) -> int:
+    """How many of so many differences count."""
+    return differences - max(OF_CHANGE * changes, round(SPARED * differences))
 
 
 def _mean_below(part: float) -> float:

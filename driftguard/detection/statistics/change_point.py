@@ -67,6 +67,19 @@ def between_levels(at: Located, moved: Floats) -> int:
     return at.first + int(since[at.first : at.last + 1].argmax())
 
 
+def changed_stretch(residual: Floats, since: int) -> tuple[int, int]:
+    """The first and the last of the places at which the level was changed, which then came back.
+
+    Formula: with x_t what lies above the expectation, the run of places m to n which makes
+    (x_m + .. + x_n)^2 / (n - m + 1) largest: one other level by least squares. First over n with m = `since`,
+    where the change is known to begin about, and then over m.
+    """
+    after = np.cumsum(residual[since:])
+    last = since + int((after**2 / np.arange(1, len(after) + 1)).argmax())
+    before = np.cumsum(residual[last::-1])
+    return last - int((before**2 / np.arange(1, len(before) + 1)).argmax()), last
+
+
 def _shortest_run(weights: NDArray[np.float64], point: int, level: float) -> tuple[int, int]:
     """The run around `point` that grows to the heavier neighbour until it holds `level` of the weight."""
     wanted, held = level * weights.sum(), weights[point]

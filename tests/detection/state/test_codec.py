@@ -36,9 +36,10 @@ def test_evidence_that_has_lost_its_age_begins_anew(stored: bytes) -> None:
     assert (found.stratum_evidence == state.stratum_evidence).all()
 
 
-def test_a_state_that_knows_no_days_yet_goes_on(stored: bytes) -> None:
+@pytest.mark.parametrize("fewer", [1, 2])  # past_changes; and day_begun
+def test_a_state_of_before_goes_on(stored: bytes, fewer: int) -> None:
     header = len(MAGIC) + 5
-    body = msgspec.msgpack.encode(msgspec.msgpack.decode(stored[header:])[:-1])
+    body = msgspec.msgpack.encode(msgspec.msgpack.decode(stored[header:])[:-fewer])
     before = decode_state(stored[: header - 4] + zlib.crc32(body).to_bytes(4, "big") + body)
     assert encode_state(before) == stored
 

@@ -13,7 +13,7 @@ RUNS = 1_000
 
 
 def shown(residual: NDArray[np.float64], changes: int = 1) -> float:
-    return inflation_shown(residual, 1.0, 500, changes)
+    return inflation_shown([residual], 1.0, 500, changes)
 
 
 @pytest.mark.parametrize(("observations", "changes"), [(200, 1), (1_500, 1), (1_500, 2), (8_000, 2)])
@@ -50,6 +50,20 @@ def test_a_change_at_once_and_its_repair_show_none(begin: int) -> None:
     assert shown(residual, changes=2) == 1.0
 
 
+def test_changes_that_are_known_show_none_however_many() -> None:
+    residual = np.random.default_rng(37).normal(size=6_000)
+    inside = np.arange(6_000) % 1_000 >= 700
+    residual[inside] -= 2.0
+    assert shown(residual, changes=2) > 10.0
+    assert inflation_shown([residual[~inside], *np.split(residual[inside], 6)], 1.0, 500, 1) == 1.0
+
+
+def test_a_mean_that_wanders_inside_of_changes_is_shown() -> None:
+    rng = np.random.default_rng(38)
+    residual = rng.normal(size=8_000) + 0.4 * wander(rng, 8_000, 300.0)
+    assert inflation_shown([residual[:2_000], *np.split(residual[2_000:], 3)], 1.0, 500, 1) > 5.0
+
+
 def test_a_decline_shows_none() -> None:
     residual = np.random.default_rng(35).normal(size=4_000) - np.linspace(0.0, 1.0, 4_000)
     assert shown(residual) == 1.0
@@ -58,4 +72,4 @@ def test_a_decline_shows_none() -> None:
 def test_blocks_are_no_longer_than_asked_for() -> None:
     rng = np.random.default_rng(36)
     residual = rng.normal(size=8_000) + 0.4 * wander(rng, 8_000, 300.0)
-    assert inflation_shown(residual, 1.0, 500, 1, longest=16.0) < shown(residual) / 2.0
+    assert inflation_shown([residual], 1.0, 500, 1, longest=16.0) < shown(residual) / 2.0

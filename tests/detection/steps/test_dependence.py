@@ -21,8 +21,8 @@ from driftguard.detection import (
     fold,
 )
 from driftguard.detection.state.codec import decode_state, encode_state
-from tests.benchmarks.detection.dependent import DEPENDENT, INDEPENDENT
-from tests.detection.traffic import fold_all, normal, requests
+from tests.benchmarks.detection.dependent import DEPENDENT, INDEPENDENT, Dependent, _users
+from tests.detection.traffic import START, fold_all, normal, requests
 
 pytestmark = pytest.mark.slow
 
@@ -117,6 +117,50 @@ def test_a_change_that_was_repaired_is_no_dependence() -> None:
     assert len(opened(findings)) == 1
     assert state.incidents == (None, None)
     assert state.inflation[0] < 1.5
+
+
+@pytest.mark.parametrize(("drop", "lasts"), [(0.1, 1_500), (0.2, 500), (0.3, 200)])
+def test_faults_that_were_repaired_leave_the_next_one_visible(drop: float, lasts: int) -> None:
+    """With f of 24 to 88 after three of them, the last fall took 1,000 requests to more than 2,500."""
+    fault = [0.7 - drop, 0.7]
+    mean = np.repeat([0.7, *fault, *fault, *fault, 0.6], [4_000, *(lasts, 2_000) * 3, 300])
+    state, findings = fold_all(requests(np.random.default_rng([90, lasts]), mean))
+    begins = 4_000 + np.array([0, 1, 2, 3]) * (lasts + 2_000)
+    delays = [found.ordinal - begin for found, begin in zip(opened(findings), begins, strict=True)]
+    print(f"seed [90, {lasts}]: {delays}, f {state.inflation}")
+    assert all(0 < delay < 150 for delay in delays)
+    assert state.inflation[0] < 3.0
+
+
+def test_so_they_do_in_windows_and_in_one_of_three_segments() -> None:
+    rng = np.random.default_rng(91)
+    mean = np.repeat([0.7, *(0.6, 0.7) * 3, 0.6], [1_500, *(200, 400) * 3, 100])
+    ordinals = np.arange(1, len(mean) + 1)
+    windows = replace(
+        normal(rng, mean, 0.05),
+        kind=["window"] * len(mean),
+        started_at=START + 10.0 * (ordinals - 1.0),
+        ended_at=START + 10.0 * ordinals,
+    )
+    code = rng.integers(0, 3, 24_000)
+    fallen = (np.arange(24_000) - 9_000) % 5_000 < 1_500
+    fallen &= (np.arange(24_000) >= 9_000) & (code == 0)
+    segments = requests(rng, 0.7 - 0.2 * fallen, [f"segment {number}" for number in code])
+    for batch, faults in ((windows, 4), (segments, 3)):
+        state, findings = fold_all(batch)
+        falls = [found for found in opened(findings) if found.direction == "down"]
+        print(f"seed 91: {[found.ordinal for found in falls]}, f {state.inflation}")
+        assert len(falls) == faults
+        assert (state.inflation < 2.0).all()
+
+
+def test_a_mean_that_wanders_to_and_fro_is_dependence_and_no_row_of_faults() -> None:
+    """This one wanders little while its baseline is young. Where nothing of an incident counted, it raised 10
+    alarms."""
+    users = Dependent("users, unnamed, wander for longer", "request", _users(1_000.0, 0.05))
+    state, findings = fold_all(users.batch([20_261_124, 1, 7], LENGTH))
+    assert len(opened(findings)) <= 3
+    assert state.inflation[0] > 20.0
 
 
 def test_the_verdict_says_how_dependent_the_requests_are() -> None:
