@@ -135,17 +135,17 @@ def test_faults_that_were_repaired_leave_the_next_one_visible(drop: float, lasts
 def test_so_they_do_in_windows_and_in_one_of_three_segments() -> None:
     rng = np.random.default_rng(91)
     mean = np.repeat([0.7, *(0.6, 0.7) * 3, 0.6], [1_500, *(200, 400) * 3, 100])
-    ordinals = np.arange(1, len(mean) + 1)
+    ends = [START + 10.0 * number for number in range(1, len(mean) + 1)]
     windows = replace(
         normal(rng, mean, 0.05),
         kind=["window"] * len(mean),
-        started_at=START + 10.0 * (ordinals - 1.0),
-        ended_at=START + 10.0 * ordinals,
+        started_at=np.array(ends) - 10.0,
+        ended_at=np.array(ends),
     )
     code = rng.integers(0, 3, 24_000)
     fallen = (np.arange(24_000) - 9_000) % 5_000 < 1_500
     fallen &= (np.arange(24_000) >= 9_000) & (code == 0)
-    segments = requests(rng, 0.7 - 0.2 * fallen, [f"segment {number}" for number in code])
+    segments = requests(rng, np.where(fallen, 0.5, 0.7), [f"segment {number}" for number in code])
     for batch, faults in ((windows, 4), (segments, 3)):
         state, findings = fold_all(batch)
         falls = [found for found in opened(findings) if found.direction == "down"]
