@@ -53,11 +53,10 @@ from driftguard.detection.steps.cycles import (
     without_current,
 )
 from driftguard.detection.steps.dependence import (
-    LONGEST_INTERVAL,
-    SHORTEST_INTERVAL,
     after_incident,
     after_withheld,
     measured,
+    measured_after,
 )
 from driftguard.detection.steps.evidence import keep_evidence, watch, without_evidence
 from driftguard.detection.steps.expectation import predicted
@@ -162,9 +161,8 @@ def _with_measurement(config: DetectorConfig, state: StreamState) -> tuple[Strea
     if not state.ready.any():
         return state, []
     seen, due = int(state.drafted_requests.sum()), state.next_measured
-    rarest = min(LONGEST_INTERVAL, config.history // 4)
     while due < seen:
-        due += min(max(due // 8, SHORTEST_INTERVAL), rarest)
+        due = measured_after(config, due)
     if due == seen:
         return _with_lasting_rise(measured(config, state))
     return (state if due == state.next_measured else changed(state, {"next_measured": due})), []

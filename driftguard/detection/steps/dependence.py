@@ -229,11 +229,14 @@ def begun(state: StreamState, code: int, ordinal: int) -> StreamState:
     return replace(state, blocks=blocks, counted=counted, counted_until=until)
 
 
+def measured_after(config: DetectorConfig, total: int) -> int:
+    """How many drafted observations the stream has at the next measurement, after one at `total`."""
+    return total + min(max(total // 8, SHORTEST_INTERVAL), LONGEST_INTERVAL, config.history // 4)
+
+
 def measured(config: DetectorConfig, state: StreamState) -> StreamState:
     """The state that has counted its newest observations, and measured the inflation of every stratum."""
-    total = int(state.drafted_requests.sum())
-    rarest = min(LONGEST_INTERVAL, config.history // 4)
-    state = replace(state, next_measured=total + min(max(total // 8, SHORTEST_INTERVAL), rarest))
+    state = replace(state, next_measured=measured_after(config, int(state.drafted_requests.sum())))
     rows = history_rows(state)
     base = baselines(state.reference, state.inflation, state.measured_at, state.of_windows)
     present = np.unique(rows.stratum[state.ready[rows.stratum]]).tolist()
