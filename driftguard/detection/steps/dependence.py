@@ -11,11 +11,11 @@ no likelier than a mix that wanders. Meanwhile what waits counts around its own 
 does not move. Beside it counts what blocks of all requests in the history show that follow each other,
 whether an incident is open or not (`block_differences.py`).
 
-**What an incident covered.** While it is open its segments count nothing from the beginning of the interval
-of its change point on, and what was not counted until it was over never is: a fault of .20 for 500 requests
-would count as f = 30, and two or three would hide the next one. Blocks of any size go on behind it, so that
-no edge is in them. Of blocks that follow each other, those of the change are a run of their own
-(`changed_stretch`).
+**What an incident covered.** While it is open its segments count nothing from its change point on, and once
+it is over never do: a fault of .20 for 500 requests would count as f = 30, and two or three would hide the
+next one. Blocks of any size go on behind it, so that no edge is in them; of the interval before the change
+point only what is likelier unchanged counts. Of blocks that follow each other, those of the change are a run
+of their own (`changed_stretch`).
 
 A mean that wanders raises alarms and comes back as well, and would do so again and again if its widest
 excursions were left out. What tells them apart is how far they go. Let tau be the largest standard deviation
@@ -361,7 +361,7 @@ def _doubtful_from(state: StreamState, base: Baselines, rows: Columns, code: int
     begins = [state.ordinal + 1]
     for direction, incident in enumerate(state.incidents):
         if incident is not None and state.segment_of_stratum[code] in incident.segments:
-            begins.append(incident.earliest)
+            begins.append(incident.change_point)
             continue
         since = own[np.flatnonzero(own.ordinal > state.evidence_since[direction])]
         if len(since) and evidence_in(state, code, direction) >= SUSPECTED:
