@@ -42,6 +42,7 @@ from driftguard.detection.state.stream_state import (
 )
 from driftguard.detection.statistics.baseline import Baselines, baselines
 from driftguard.detection.statistics.sessions import NO_SESSION, OpenSessions
+from driftguard.detection.statistics.turns import without_newest
 from driftguard.detection.statistics.windows import after_gap
 from driftguard.detection.steps.confirmation import is_confirmed, looked_at_later
 from driftguard.detection.steps.cycles import (
@@ -69,6 +70,7 @@ from driftguard.detection.steps.reference_period import (
     requests_until_check,
     with_joining,
     with_reference,
+    with_turns,
 )
 
 STEP_OBSERVATIONS = 2048
@@ -218,6 +220,7 @@ def _with_rows(config: DetectorConfig, state: StreamState, base: Baselines, rows
             "sessions": sessions,
             "in_session": state.in_session + int((rows.session != NO_SESSION).sum()),
             "profiles": tally(state, base, rows),
+            "turns": with_turns(state, rows, earlier),
             "history": state.history.followed_by(rows, config.history),
         },
     )
@@ -268,14 +271,19 @@ def _with_incident(state: StreamState, direction: int, incident: OpenIncident | 
 
 
 def _opened(state: StreamState, direction: int, incident: OpenIncident) -> StreamState:
-    state = replace(state, joining=np.zeros_like(state.joining))
+    state = replace(_without_newest_turns(state), joining=np.zeros_like(state.joining))
     return without_current(without_evidence(_with_incident(state, direction, incident), direction), incident)
+
+
+def _without_newest_turns(state: StreamState) -> StreamState:
+    return replace(state, turns=without_newest(state.turns)) if state.in_session else state
 
 
 def _ended(state: StreamState, direction: int, at: float) -> StreamState:
     incident = state.incidents[direction]
     if incident is not None:
         state = after_incident(state, incident)
+    state = _without_newest_turns(state)
     return replace(without_evidence(_with_incident(state, direction, None), direction), steady_since=at)
 
 

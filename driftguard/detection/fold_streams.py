@@ -53,7 +53,7 @@ from driftguard.detection.steps.evidence import (
     watched_among,
 )
 from driftguard.detection.steps.expectation import predicted
-from driftguard.detection.steps.reference_period import requests_until_joining, with_joining
+from driftguard.detection.steps.reference_period import requests_until_joining, with_joining, with_turns
 
 Result = tuple[StreamState, list[Finding]]
 
@@ -141,6 +141,7 @@ def _quiet(
         stratum_evidence=strata.evidence,
         stratum_mean_start=strata.mean_start,
         profiles=tally(side.state, base, rows),
+        turns=with_turns(side.state, rows, earlier),
     )
     of_stream = side.evidence.last_per_group(stream, run.of_stream)
     begun = last_per_group(side.begun, segment, clock)
@@ -254,8 +255,9 @@ _OF_STRATUM = (  # columns of a state over its strata that a fold of watched str
     "windows",
     "inflation",
     "measured_at",
+    "turns",
 )
-_WRITTEN = ("drafted_requests", "joining", "stratum_evidence", "stratum_mean_start")
+_WRITTEN = ("drafted_requests", "joining", "stratum_evidence", "stratum_mean_start", "turns")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -273,10 +275,14 @@ class SideBySide:
     starts: NDArray[np.int64]  # [G] where each batch begins
 
     def own(self, together: StreamState, place: int) -> dict[str, Any]:
-        """What a fold of watched strata writes, of the stream at this place: copies, which keep nothing of
-        the other streams in memory."""
+        """What a fold of watched strata has written, of the stream at this place: copies, which keep nothing
+        of the other streams in memory."""
         strata = slice(*self.first_stratum[place : place + 2])
-        return {name: getattr(together, name)[strata].copy() for name in _WRITTEN}
+        return {
+            name: after[strata].copy()
+            for name in _WRITTEN
+            if (after := getattr(together, name)) is not getattr(self.state, name)
+        }
 
     @property
     def segment_of_stratum(self) -> NDArray[np.int64]:

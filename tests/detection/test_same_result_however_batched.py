@@ -24,7 +24,7 @@ from driftguard.detection import (
 )
 from driftguard.detection.state.codec import decode_state, encode_state
 from driftguard.detection.steps.dependence import measured
-from tests.detection.traffic import requests
+from tests.detection.traffic import growing_sessions, requests
 
 QUICK = DetectorConfig(false_alarm_every=100.0, minimum_drop=0.4, ignore=0.0, history=256)
 COUNT = st.integers(0, 2**62)
@@ -87,6 +87,15 @@ def test_a_large_fall_of_sessions_at_once() -> None:
     little = in_parts(config, batch, [*before, *range(2_600, len(batch), 50)], restart=False)
     assert [type(finding) for finding in little[1]] == [BaselineReady, DriftOpened, DriftClosed]
     assert in_parts(config, batch, [*before, 2_600], restart=True) == little
+
+
+def test_sessions_that_fall_with_the_turn() -> None:
+    config, change = DetectorConfig(), (3_500, 0.2)
+    batch = growing_sessions(3, 4_000, falls=0.1, turns=20, open_at_once=6, between=0.05, drop=change)
+    whole = in_parts(config, batch, [], restart=False)
+    assert [type(finding) for finding in whole[1]][-1] is DriftOpened
+    assert in_parts(config, batch, [700, 701, 1_500, 2_611, 3_510], restart=True) == whole
+    assert in_parts(config, batch, [*range(1, 300), *range(1_500, 1_700)], restart=False) == whole
 
 
 def test_one_by_one_in_batches_and_across_restarts() -> None:

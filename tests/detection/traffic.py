@@ -100,3 +100,39 @@ def time_to_alarm(config: DetectorConfig, batch: ObservationBatch) -> int:
                 return finding.ordinal - ready
     assert ready is not None
     return len(batch) - ready
+
+
+def growing_sessions(
+    seed: int,
+    n: int,
+    *,
+    falls: float,
+    turns: int,
+    open_at_once: int,
+    between: float,
+    within: float = 0.1,
+    drop: tuple[int, float] = (0, 0.0),
+) -> ObservationBatch:
+    """Requests of named sessions of so many turns, over which acceptance falls by `falls`; from place drop[0]
+    on all means are lower by drop[1]. Sessions differ by `between`, their requests by `within`."""
+    rng = np.random.default_rng(seed)
+    slot = rng.integers(0, open_at_once, n)
+    place = np.zeros(n, dtype=np.int64)  # among the requests of its slot
+    for number in range(open_at_once):
+        own = np.flatnonzero(slot == number)
+        place[own] = np.arange(len(own))
+    session = place // turns * open_at_once + slot
+    mean = 0.7 - falls * (place % turns) / turns + rng.normal(0.0, between, n + open_at_once)[session]
+    mean[drop[0] :] -= drop[1]
+    mean = np.clip(mean, 0.03, 0.97)
+    precision = mean * (1.0 - mean) / within**2 - 1.0
+    acceptance = rng.beta(mean * precision, (1.0 - mean) * precision)
+    drafted, ordinals = rng.integers(20, 200, n), np.arange(1, n + 1)
+    return ObservationBatch.of(
+        ordinals,
+        ["chat"] * n,
+        drafted,
+        rng.binomial(drafted, acceptance),
+        START + ordinals.astype(np.float64),
+        session=[f"s{number}" for number in session.tolist()],
+    )

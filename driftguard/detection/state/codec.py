@@ -20,9 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from driftguard.detection.state.history import COMPACT_ROWS, FLOATS, WHOLE, History, Piece, row_of
-from driftguard.detection.state.stream_state import UNTOLD, OpenIncident, StreamState
+from driftguard.detection.state.stream_state import GROWN, UNTOLD, OpenIncident, StreamState
 from driftguard.detection.statistics.factors import NOT_BEGUN, Profile
 from driftguard.detection.statistics.sessions import OpenSessions
+from driftguard.detection.statistics.turns import KEPT, OF_TURNS
 from driftguard.errors import DriftGuardError
 
 MAGIC = b"DGSTATE"
@@ -163,10 +164,12 @@ class _State(msgspec.Struct, array_like=True):
     # Not in states of before:
     day_begun: tuple[int, int, int] = (NOT_BEGUN, 0, 0)
     past_changes: _Array = msgspec.field(default_factory=lambda: _array(np.zeros((0, 3), dtype=np.int64)))
+    turns: _Array | None = None  # nor where there are none
 
 
 def encode_state(state: StreamState) -> bytes:
     wire = {item.name: _pack(getattr(state, item.name)) for item in fields(state)}
+    wire["turns"] = wire["turns"] if state.turns.any() else None
     body = msgspec.msgpack.encode(_State(**wire))
     return MAGIC + bytes([VERSION]) + zlib.crc32(body).to_bytes(4, "big") + body
 
@@ -187,6 +190,7 @@ def decode_state(data: bytes) -> StreamState:
         wire = msgspec.msgpack.decode(body, type=_State)
         columns = {name: _unpack(getattr(wire, name)) for name in wire.__struct_fields__ if name != "history"}
         _begin_anew_where_lost(columns)
+        _with_turns(columns)
         total = int(columns["drafted_requests"].sum())
         return StreamState(**columns, history=_history(wire.history, total))
     except (msgspec.DecodeError, ValueError, TypeError) as error:
@@ -199,6 +203,15 @@ def _begin_anew_where_lost(columns: dict[str, Any]) -> None:
         known = np.isfinite(columns[f"{of}_mean_start"])
         for name in (f"{of}_mean_start", f"{of}_evidence"):
             columns[name] = np.where(known, columns[name], 0.0)
+
+
+def _with_turns(columns: dict[str, Any]) -> None:
+    """Nothing is known of turns where no request named its session, nor in states of before."""
+    joining = columns["joining"]
+    missing = GROWN - joining.shape[2]
+    columns["joining"] = np.concatenate([joining, np.zeros((*joining.shape[:2], missing))], axis=2)
+    if columns["turns"] is None:
+        columns["turns"] = np.zeros((len(columns["ready_ordinal"]), KEPT, OF_TURNS))
 
 
 def _pack(value: Any) -> Any:

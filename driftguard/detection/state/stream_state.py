@@ -39,6 +39,7 @@ from driftguard.detection.statistics.strata import (
     varying,
     why_new,
 )
+from driftguard.detection.statistics.turns import KEPT, LEVEL, OF_TURNS
 from driftguard.detection.statistics.windows import LEARNED, WINDOW_REFERENCE
 from driftguard.records.positions import Positions
 
@@ -53,7 +54,7 @@ AT_ONCE, POSSIBLY, CERTAINLY = 0, 1, 2  # whether a change came gradually, as it
 NEVER = 2**62  # above every count of observations
 # Of a distance between before and after: requests, fresh^2, fresh x moved, moved^2, see recovery.py
 UNTOLD: Floats = np.array([2.0, 2.0, 0.0, 0.0])
-GROWN = SUMS + CELLS  # sums over requests, and how many of each cell of each cycle
+GROWN = SUMS + CELLS + LEVEL  # sums over requests, how many of each cell of each cycle, and of their turns
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -152,6 +153,7 @@ class StreamState:
     # [R, 3] a stratum, and from which ordinal to which its level was another one, as told by incidents that
     # are over; as far as the history reaches
     past_changes: Ints = field(default_factory=lambda: np.zeros((0, 3), dtype=np.int64))
+    turns: Floats = field(default_factory=lambda: np.zeros((0, KEPT, OF_TURNS)))  # [C, ..] see turns.py
 
     @property
     def ready(self) -> NDArray[np.bool_]:
@@ -296,6 +298,7 @@ def with_strata(
         measured_at=np.concatenate([state.measured_at, _ints(added)]),
         recoveries=np.concatenate([state.recoveries, _ints(added)]),
         profiles=tuple(profile.followed_by(added) for profile in state.profiles),
+        turns=np.concatenate([state.turns, np.zeros((added, KEPT, OF_TURNS))]),
     ), codes
 
 

@@ -70,6 +70,7 @@ from driftguard.detection.statistics.long_run_variance import (
     largest_wander,
     of_residuals,
 )
+from driftguard.detection.statistics.turns import looked_at, without_learned
 from driftguard.detection.steps.evidence import bets_on, evidence_anew
 
 SHORTEST_INTERVAL, LONGEST_INTERVAL = 1, 1_024  # drafted observations of the stream between two measurements
@@ -247,11 +248,20 @@ def measured(config: DetectorConfig, state: StreamState) -> StreamState:
     for code, inflation_found in _found(state, base, rows.ended_at(-1), newest).items():
         found[code] = inflation_found
     grown = found > RECOLLECTED * state.inflation
-    state = replace(state, inflation=found, measured_at=at)
+    state = replace(state, inflation=found, measured_at=at, turns=_turns_learned(config, state))
     if not grown.any():
         return state
     base = baselines(state.reference, state.inflation, state.measured_at, state.of_windows)
     return evidence_anew(state, base, config.ignore, rows)
+
+
+def _turns_learned(config: DetectorConfig, state: StreamState) -> Floats:
+    """`turns` of the state that has learned from those that waited, where nothing has changed meanwhile."""
+    if state.in_session == 0:
+        return state.turns
+    strata = range(len(state.ready))
+    doubtful = [_is_changed(state, code) or in_doubt(config, state, code) for code in strata]
+    return looked_at(state.turns, np.array(doubtful, dtype=np.bool_))
 
 
 def _counted(state: StreamState, newest: dict[int, _Newest]) -> StreamState:
@@ -313,6 +323,7 @@ def measured_anew(state: StreamState, strata: NDArray[np.bool_]) -> StreamState:
         counted=np.where(strata, 0, state.counted),
         counted_until=np.where(strata, state.ordinal, state.counted_until),
         inflation=np.where(strata, 1.0, state.inflation),
+        turns=without_learned(state.turns, strata),
     )
 
 

@@ -17,6 +17,8 @@ from driftguard.detection.state.stream_state import StreamState
 from driftguard.detection.statistics.baseline import Baselines, acceptance_of, reference_acceptance
 from driftguard.detection.statistics.bets import SMALLEST_VARIANCE
 from driftguard.detection.statistics.factors import FACTORS, OF_TIME, Factor, Profile
+from driftguard.detection.statistics.sessions import NO_SESSION
+from driftguard.detection.statistics.turns import Turns
 from driftguard.detection.statistics.windows import MARGIN_ERRORS, SMALLEST_MARGIN
 from driftguard.records.documents.acceptance import Acceptance
 from driftguard.records.positions import combined
@@ -36,6 +38,8 @@ def predicted(
     accept expected = b + w d and at least
     m + w (b + d - m) = expected - fresh k (= `margin`), with w = n / (n + kappa), kappa = within /
     between, fresh = 1 - w: the best linear prediction from a session's own mean. Upward mirrored.
+    Where acceptance follows the turn n, that is part of b and of d, and what is not known of it part of the
+    margin: two standard errors of it, in quadrature (`turns.py`).
     fresh is also the part of a lasting change that the request shows, and 0 marks requests that hold no
     evidence: no baseline yet, or a length so far from those of the reference period that the line says
     nothing.
@@ -55,12 +59,13 @@ def predicted(
     errors, unseen = base.error_factor[own] * error, unseen_of(state, base)[own]
     margin = margin_of(errors, unseen, ignore, state.of_windows[own])
     session, fresh = _session_effect(base, rows, session_before)
-    expected = np.clip(line(base, rows) + rows.effect + session, 0.0, 1.0)
+    of_turn, turn_error = _turn_effect(state, base, rows, session_before, 1.0 - fresh)
+    expected = np.clip(line(base, rows) + rows.effect + session + of_turn, 0.0, 1.0)
     told = watched & (2.0 * length_error <= LARGEST_LENGTH_ERROR)
     return replace(
         rows,
         expected=np.where(watched, expected, 0.0),
-        margin=np.where(watched, fresh * margin, 0.0),
+        margin=np.where(watched, np.hypot(fresh * margin, 2.0 * turn_error), 0.0),
         fresh=np.where(told, fresh, 0.0),
         open_for=session_before[:, 3],
     )
@@ -128,6 +133,19 @@ def _session_effect(base: Baselines, rows: Columns, before: Floats) -> tuple[Flo
     total = np.maximum(weight + base.within[own], SMALLEST_VARIANCE)
     effect = base.between[own] / total * (before[:, 1] - line)
     return effect, 1.0 - weight / total
+
+
+def _turn_effect(
+    state: StreamState, base: Baselines, rows: Columns, before: Floats, weight: Floats
+) -> tuple[Floats, Floats]:
+    """What the turn of each request adds, and the error of that [T]; 0 of requests without a session."""
+    effect, error = np.zeros(len(rows)), np.zeros(len(rows))
+    named = np.flatnonzero(rows.session != NO_SESSION)
+    if len(named):
+        strata, own = np.unique(rows.stratum[named], return_inverse=True)
+        turns = Turns.of(state.turns[strata], base.within[strata], base.slope[strata])
+        effect[named], error[named] = turns.effect(own, before[named, 0], weight[named])
+    return effect, error
 
 
 def request_variance(within: Floats, between: Floats, fresh: Floats) -> Floats:

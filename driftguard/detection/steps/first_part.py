@@ -40,6 +40,7 @@ from driftguard.detection.statistics.long_run_variance import (
     inflation,
 )
 from driftguard.detection.statistics.sessions import OpenSessions
+from driftguard.detection.statistics.turns import REFERENCE
 from driftguard.detection.steps.dependence import longest_block
 from driftguard.detection.steps.expectation import effect_of_time, margin_of, unseen_of
 
@@ -104,6 +105,8 @@ def first_part(state: StreamState, code: int, shift: LevelShift) -> StreamState 
         OF_REQUESTS,
         longest=longest_block(state, code, state.last_ended_at),
     )
+    turns = state.turns.copy()
+    turns[code, REFERENCE] *= share[code]
     found = inflation(means)
     return replace(
         state,
@@ -116,6 +119,7 @@ def first_part(state: StreamState, code: int, shift: LevelShift) -> StreamState 
         inflation=np.where(of_code, found, state.inflation),
         measured_at=np.where(of_code, requests, state.measured_at),
         profiles=tuple(replace(profile, reference=share * profile.reference) for profile in state.profiles),
+        turns=turns,
     )
 
 
@@ -141,6 +145,7 @@ def begun_anew(state: StreamState, code: int) -> StreamState:
         inflation=np.where(own, 1.0, state.inflation),
         measured_at=np.where(own, 0, state.measured_at),
         profiles=tuple(profile.without(own) for profile in state.profiles),
+        turns=np.where(own[:, None, None], 0.0, state.turns),
         sessions=OpenSessions.empty(),
     )
 

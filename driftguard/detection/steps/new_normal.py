@@ -85,6 +85,7 @@ def learned_anew(state: StreamState, incident: OpenIncident, why: int) -> Stream
         recoveries=np.where(anew, 0, state.recoveries),
         measured_at=np.where(anew, 0, state.measured_at),
         profiles=tuple(profile.without(anew) for profile in state.profiles),
+        turns=np.where(anew[:, None, None], 0.0, state.turns),
         sessions=OpenSessions.empty(),
     )
     state = restart_bets(without_bins(state, np.flatnonzero(anew)))

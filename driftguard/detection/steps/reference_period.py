@@ -50,6 +50,7 @@ from driftguard.detection.statistics.long_run_variance import (
     of_residuals,
 )
 from driftguard.detection.statistics.sessions import KNOWN, NO_SESSION
+from driftguard.detection.statistics.turns import LEARNED, LEVEL, NEWEST, REFERENCE, level_terms, turn_terms
 from driftguard.detection.statistics.windows import (
     WINDOW_REFERENCE,
     learn,
@@ -115,6 +116,7 @@ def with_reference(state: StreamState, rows: Columns, session_before: Floats) ->
     )
     cells = cells_of(rows)
     added = np.zeros((len(reference), CELLS))
+    turns = state.turns.copy()
     for code in learning:
         places = np.flatnonzero(rows.stratum == code)
         own = rows[places]
@@ -125,12 +127,16 @@ def with_reference(state: StreamState, rows: Columns, session_before: Floats) ->
         state = with_bins(state, int(code), of_terms, own.ordinal)
         reference[code] = add_terms(reference[code], of_terms)
         added[code] = cells[places].sum(axis=0)
+        turns[code, REFERENCE, :LEVEL] = add_terms(
+            turns[code, REFERENCE, :LEVEL], _level_terms(own, session_before[places])
+        )
     return replace(
         state,
         reference=reference,
         reference_since=since,
         blocks=blocks,
         profiles=with_reference_cells(state.profiles, added),
+        turns=turns,
     )
 
 
@@ -139,15 +145,33 @@ def _terms(rows: Columns, session_before: Floats) -> Floats:
     return terms(rows.x, rows.log_length, rows.drafted, rows.accepted, session_before, named)
 
 
+def _level_terms(rows: Columns, session_before: Floats) -> Floats:
+    named = rows.session != NO_SESSION
+    return level_terms(session_before[:, 0], named) if named.any() else np.zeros((len(rows), LEVEL))
+
+
 def with_joining(state: StreamState, rows: Columns, session_before: Floats) -> Floats:
     """`joining` after these rows, none of which follows the end of a block; `session_before` [T, 3]."""
     places = np.flatnonzero(_grows(state)[rows.stratum])
     if len(places) == 0:
         return state.joining
     own, joining = rows[places], state.joining.copy()
-    added = np.hstack([_terms(own, session_before[places]), cells_of(own)])
+    before = session_before[places]
+    added = np.hstack([_terms(own, before), cells_of(own), _level_terms(own, before)])
     np.add.at(joining[:, 1], own.stratum, added)  # one after the other, so that batching changes no bit
     return joining
+
+
+def with_turns(state: StreamState, rows: Columns, session_before: Floats) -> Floats:
+    """`turns` after these rows; `session_before` [T, KNOWN]."""
+    named = np.flatnonzero(rows.session != NO_SESSION)
+    if len(named) == 0:
+        return state.turns
+    own, turns = rows[named], state.turns.copy()
+    added = turn_terms(session_before[named], own.x - own.effect, own.log_length)
+    # What was before there is a baseline is of it. One after the other, so that batching changes no bit.
+    np.add.at(turns, (own.stratum, np.where(state.ready[own.stratum], NEWEST, LEARNED)), added)
+    return turns
 
 
 def check_reference(
@@ -232,10 +256,14 @@ def _grown(
         return _with(state, "joining", code, joining), []
     joining[0] = newest
     cells = np.zeros((len(state.reference), CELLS))
-    cells[code] = waiting[SUMS:]
+    cells[code] = waiting[SUMS:-LEVEL]
+    turns = state.turns.copy()
+    turns[code, REFERENCE, :LEVEL] += waiting[-LEVEL:]
     state = _with(state, "reference", code, state.reference[code] + waiting[:SUMS])
     state = replace(
-        _with(state, "joining", code, joining), profiles=with_reference_cells(state.profiles, cells)
+        _with(state, "joining", code, joining),
+        profiles=with_reference_cells(state.profiles, cells),
+        turns=turns,
     )
     if _may_grow(config, state, row, code):
         return state, []

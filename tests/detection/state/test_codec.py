@@ -7,9 +7,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from driftguard.detection import DriftClosed, OtherVersion, StreamState, UnreadableState
-from driftguard.detection.state.codec import MAGIC, VERSION, decode_state, encode_state
-from tests.detection.traffic import fold_all, requests
+from driftguard.detection import DriftClosed, DriftOpened, OtherVersion, StreamState, UnreadableState
+from driftguard.detection.state.codec import MAGIC, VERSION, _State, decode_state, encode_state
+from driftguard.detection.statistics.turns import LEARNED, LEVEL
+from tests.detection.traffic import fold_all, growing_sessions, requests
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,7 @@ def test_evidence_that_has_lost_its_age_begins_anew(stored: bytes) -> None:
     assert (found.stratum_evidence == state.stratum_evidence).all()
 
 
-@pytest.mark.parametrize("fewer", [1, 2])  # past_changes; and day_begun
+@pytest.mark.parametrize("fewer", [1, 2, 3])  # turns; and past_changes; and day_begun
 def test_a_state_of_before_goes_on(stored: bytes, fewer: int) -> None:
     header = len(MAGIC) + 5
     body = msgspec.msgpack.encode(msgspec.msgpack.decode(stored[header:])[:-fewer])
@@ -59,6 +60,25 @@ def test_an_incident_that_was_open_before_its_distance_was_kept_goes_on() -> Non
     ended = [finding.ordinal for finding in findings if isinstance(finding, DriftClosed)]
     assert len(ended) == 1
     assert ended[0] > 4_000
+
+
+def test_a_state_that_knows_no_turns_yet_goes_on() -> None:
+    traffic = growing_sessions(1, 2_000, falls=0.0, turns=5, open_at_once=4, between=0.05)
+    state = fold_all(traffic[:1_000])[0]
+    assert state.growing.any()
+    stored = encode_state(state)
+    header = len(MAGIC) + 5
+    columns = msgspec.msgpack.decode(stored[header:])[:-1]
+    joining = state.joining[:, :, :-LEVEL]
+    columns[_State.__struct_fields__.index("joining")] = ["<f8", joining.shape, joining.tobytes()]
+    body = msgspec.msgpack.encode(columns)
+    before = decode_state(stored[: header - 4] + zlib.crc32(body).to_bytes(4, "big") + body)
+    assert not before.turns.any()
+    assert not before.joining[:, :, -LEVEL:].any()
+    assert (before.joining[:, :, :-LEVEL] == joining).all()
+    after, findings = fold_all(traffic[1_000:], state=before)
+    assert not any(isinstance(finding, DriftOpened) for finding in findings)
+    assert after.turns[0, LEARNED].any()
 
 
 def test_another_version_is_told(stored: bytes) -> None:

@@ -1,0 +1,37 @@
+"""Named sessions whose acceptance falls with the turn."""
+
+from __future__ import annotations
+
+import pytest
+
+from driftguard.detection import DriftOpened, ObservationBatch
+from tests.detection.traffic import fold_all, growing_sessions
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_fall_with_the_turn_is_no_change_where_sessions_begin_together(seed: int) -> None:
+    """The baseline is that of first turns, and all sessions grow at the same time."""
+    batch = growing_sessions(seed, 2_000, falls=0.08, turns=50, open_at_once=20, between=0.0)
+    assert not _opened(batch)
+
+
+def test_a_fall_with_the_turn_is_no_change_where_sessions_differ() -> None:
+    """A stream may have one false alarm in 100,000 requests: one of these eight has, with a chance of .4."""
+    traffic = (
+        growing_sessions(seed, 6_500, falls=0.15, turns=50, open_at_once=8, between=0.05) for seed in range(8)
+    )
+    assert sum(bool(_opened(batch)) for batch in traffic) <= 2
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_change_is_found_beside_a_fall_with_the_turn(seed: int) -> None:
+    batch = growing_sessions(
+        seed, 3_500, falls=0.08, turns=50, open_at_once=20, between=0.0, drop=(3_000, 0.1)
+    )
+    first, *_ = _opened(batch)
+    assert first.direction == "down"
+    assert 3_000 < first.ordinal < 3_250
+
+
+def _opened(batch: ObservationBatch) -> list[DriftOpened]:
+    return [finding for finding in fold_all(batch)[1] if isinstance(finding, DriftOpened)]
