@@ -20,7 +20,8 @@ it does. What is expected of a request (`expectation.py`) is the mean over both.
 that were hardly seen have a wide margin; where sessions have shown that they do not follow the turn there is
 none, and where they do it is what V leaves.
 
-What is learned from must not be of a change. The newest contrasts wait for two measurements of the dependence
+What is learned from must not be of a change. Contrasts from before there is a baseline count at once, because
+they are of it. The newest ones wait for two measurements of the dependence
 (`dependence.py`), and are dropped where there is evidence or an incident by then.
 
 Assumptions: turns act alike in all sessions of a stratum, and add up with the session's own effect. A session
