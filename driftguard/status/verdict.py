@@ -3,9 +3,9 @@ for each stream; the numbers behind the verdict are read only for streams that a
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import accumulate
@@ -35,8 +35,6 @@ WORST_FIRST: Final = (
     "replaced",
 )
 
-# Two targets of a server may be meant to stay: one that falls silent is called stale at first, not replaced.
-BESIDE_AT_MOST: Final = timedelta(days=7)
 _TOLD_BEFORE_GOODPUT: Final = ("degraded", "cannot_be_judged", "drafting_stopped")
 _RANK: Final = {verdict: rank for rank, verdict in enumerate(WORST_FIRST)}
 
@@ -79,8 +77,7 @@ def standings(
     audible = _audible(known, heard, sources.quiet_servers(scraped, now))
     drafts = status_queries.drafts_in_service(session)
     newest = _newest(known)
-    silent = _silent(session, audible, now, usual or UsualSilences())
-    taken = _taken(known, newest, silent)
+    taken = _taken(known, newest)
     facts = _Facts(
         newest=newest,
         taken=taken,
@@ -92,7 +89,7 @@ def standings(
         watched=folding.watched_versions(session),
         losing=stream_costs.losing(session, OUTDATED_AFTER),
         heard=heard,
-        silent=silent,
+        silent=_silent(session, audible, now, usual or UsualSilences()),
     )
     found = [_standing(stream, facts) for stream in known]
     return sorted(found, key=lambda item: (item.rank, item.stream.server, item.stream.target, item.stream.id))
@@ -122,13 +119,9 @@ def _serving(
     return serving
 
 
-def _taken(
-    known: Sequence[StreamRow], newest: Mapping[Place, StreamRow], silent: Collection[Place] = ()
-) -> dict[Place, StreamRow]:
+def _taken(known: Sequence[StreamRow], newest: Mapping[Place, StreamRow]) -> dict[Place, StreamRow]:
     """Of each place that sends nothing any more since a stream of the same server, draft and method, but with
-    another target, began: the newest such stream. Of two targets side by side neither takes a place, until
-    the one that began first is among those that are `silent` for longer than usual, and was so for as long as
-    both were served, or for BESIDE_AT_MOST."""
+    another target, began: the newest such stream. Of two targets side by side neither takes a place."""
     alike: dict[tuple[str, str, str], list[StreamRow]] = defaultdict(list)
     for stream in sorted(known, key=lambda stream: stream.first_seen_at):
         alike[stream.server, stream.method, stream.draft_version].append(stream)
@@ -142,13 +135,8 @@ def _taken(
             alike[key], last.last_seen_at - IN_SERVICE_WITHIN, key=lambda one: one.first_seen_at
         )
         # The place's own streams are no newer than its newest one.
-        if place in silent:
-            begun = min(
-                begun, bisect_right(alike[key], last.first_seen_at, key=lambda one: one.first_seen_at)
-            )
         for later in newest_since[key][begun : begun + 1]:
-            beside = min(last.last_seen_at - later.first_seen_at, BESIDE_AT_MOST)
-            if later.last_seen_at > last.last_seen_at + max(IN_SERVICE_WITHIN, beside):
+            if later.last_seen_at > last.last_seen_at + IN_SERVICE_WITHIN:
                 taken[place] = later
     return taken
 
