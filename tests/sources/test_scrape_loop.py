@@ -30,9 +30,11 @@ from tests.sources.served import Served, ok, served
 
 
 @contextmanager
-def sidecar(database: Database, data_dir: Path, sources: list[dict[str, Any]]) -> Iterator[httpx.Client]:
+def sidecar(
+    database: Database, data_dir: Path, sources: list[dict[str, Any]], **other: Any
+) -> Iterator[httpx.Client]:
     settings = Settings.model_validate(
-        {"data_dir": data_dir, "sources": sources, "scraping": {"interval_seconds": 1.0}}
+        {"data_dir": data_dir, "sources": sources, "scraping": {"interval_seconds": 1.0}} | other
     )
     with serving(create_app(Sidecar(settings, database, "http://sidecar"))) as client:
         yield client
@@ -139,7 +141,8 @@ def test_the_log_says_once_that_drafting_stopped_however_many_tokens_each_window
         return engine.text()
 
     server.pages["/metrics"] = ok(text)
-    with sidecar(database, tmp_path, [{"url": server.url, "server": "chat"}]) as client:
+    unprobed = {"probes": {"enabled": False}}  # a window with a probe in it is no news of drafting
+    with sidecar(database, tmp_path, [{"url": server.url, "server": "chat"}], **unprobed) as client:
         details: set[str] = set()
 
         def are_three(status: dict[str, Any]) -> bool:
