@@ -126,7 +126,9 @@ def test_faults_that_were_repaired_leave_the_next_one_visible(drop: float, lasts
     mean = np.repeat([0.7, *fault, *fault, *fault, 0.6], [4_000, *(lasts, 2_000) * 3, 300])
     state, findings = fold_all(requests(np.random.default_rng([90, lasts]), mean))
     begins = 4_000 + np.array([0, 1, 2, 3]) * (lasts + 2_000)
-    delays = [found.ordinal - begin for found, begin in zip(opened(findings), begins, strict=True)]
+    falls = opened(findings)
+    assert len(falls) == len(begins)
+    delays = [found.ordinal - begin for found, begin in zip(falls, begins, strict=True)]
     print(f"seed [90, {lasts}]: {delays}, f {state.inflation}")
     assert all(0 < delay < 150 for delay in delays)
     assert state.inflation[0] < 3.0
