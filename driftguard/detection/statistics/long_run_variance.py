@@ -281,6 +281,12 @@ def largest_wander(
     return float(np.sqrt(np.maximum(of_means - variance / sizes, 0.0).min()))
 
 
+def least_variance(variance: float, reference: int) -> float:
+    """The lower limit at POSSIBLE of a variance that is estimated from so many observations."""
+    freedom = max(reference - 1.0, 1.0)
+    return variance * freedom / float(chdtri(freedom, POSSIBLE))
+
+
 def _of_mean_error(observations: int, reference: int, caution: Caution) -> float:
     """What the error of the reference period's mean adds to the sum of n blocks, in v: the sum over all
     observations of 1 / (the size that the period had then). While it grows that is half to all of those so

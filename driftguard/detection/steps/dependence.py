@@ -19,9 +19,10 @@ of their own (`changed_stretch`).
 
 A mean that wanders raises alarms and comes back as well, and would do so again and again if its widest
 excursions were left out. What tells them apart is how far they go. Let tau be the largest standard deviation
-of a mean that wanders which the blocks counted so far leave possible (`largest_wander`), and g the level of n
-requests of a change, less their baseline. The first change that a stratum comes back from is left out in any
-case; a later one is counted as wandering, all of it, where
+of a mean that wanders which the blocks counted so far leave possible (`largest_wander`, for the least
+variance of one that the reference period leaves possible: else short blocks say 0 where it was estimated too
+large), and g the level of n requests of a change, less their baseline. The first change that a stratum comes
+back from is left out in any case; a later one is counted as wandering, all of it, where
 
     |g| <= OUTLYING (tau^2 + f v / n)^(1/2)
 
@@ -68,6 +69,7 @@ from driftguard.detection.statistics.long_run_variance import (
     add_to_blocks,
     inflation,
     largest_wander,
+    least_variance,
     of_residuals,
 )
 from driftguard.detection.statistics.turns import looked_at, without_learned
@@ -359,7 +361,8 @@ def _may_have_wandered(state: StreamState, base: Baselines, code: int, changed: 
     sums of blocks leave possible?"""
     variance, counted = float(base.variance[code]), int(state.counted[code])
     longest = longest_block(state, code, changed.ended_at(-1))
-    wander = largest_wander(state.blocks[code], counted, variance, caution_of(state, code), longest)
+    least = least_variance(variance, int(state.reference[code, 0]))
+    wander = largest_wander(state.blocks[code], counted, least, caution_of(state, code), longest)
     error = float(state.inflation[code]) * variance / len(changed)
     level = float((changed.x - changed.expected).mean())
     return abs(level) <= OUTLYING * math.sqrt(wander**2 + error)

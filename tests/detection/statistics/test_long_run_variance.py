@@ -17,6 +17,7 @@ from driftguard.detection.statistics.long_run_variance import (
     Together,
     add_to_blocks,
     inflation,
+    least_variance,
     of_residuals,
 )
 
@@ -124,3 +125,10 @@ def test_sums_of_residuals_are_those_of_what_lies_above_the_line() -> None:
     own = add_to_blocks(EMPTY, 0, residual, np.zeros(1_000))
     assert of_line[:, 0] == pytest.approx(own[:, 0], rel=1e-6)
     assert of_line[:, 5] == pytest.approx(own[:, 5], abs=1e-9)
+
+
+def test_the_least_variance_lies_above_the_true_one_in_one_of_a_hundred() -> None:
+    rng = np.random.default_rng(62)
+    above = sum(least_variance(float(rng.normal(size=500).var(ddof=1)), 500) > 1.0 for _ in range(4_000))
+    print(f"seed 62: {above} of 4000")
+    assert 20 <= above <= 60

@@ -165,6 +165,16 @@ def test_a_mean_that_wanders_to_and_fro_is_dependence_and_no_row_of_faults() -> 
     assert state.inflation[0] > 20.0
 
 
+def test_few_requests_an_hour_that_wander_are_no_row_of_faults() -> None:
+    """The variance was estimated too large here, so that blocks of one or two left no wander possible:
+    15 alarms."""
+    users = Dependent("users, unnamed, wander slowly", "request", _users(300.0, 0.05))
+    batch = users.batch([20_261_124, 6, 55], LENGTH)
+    state, findings = fold_all(replace(batch, ended_at=START + 120.0 * np.arange(1.0, LENGTH + 1.0)))
+    assert len(opened(findings)) <= 5
+    assert state.inflation[0] > 2.0
+
+
 def test_the_verdict_says_how_dependent_the_requests_are() -> None:
     batch = conversations(np.random.default_rng(75), np.full(6_000, 0.6))
     summary = describe(CONFIG, fold_all(batch)[0])
