@@ -32,6 +32,7 @@ CONDITIONS: Final[Words] = {
     "stale": ("Stale", colours.SILENT),
     "metrics_hidden": ("Metrics hidden", colours.WARNING),
     "incomplete": ("Incomplete", colours.WARNING),
+    "stalled": ("Stalled", colours.WARNING),
     "drafting_stopped": ("Drafting stopped", colours.WARNING),
     "not_speculating": ("Not speculating", colours.SILENT),
     "waiting": ("Waiting", colours.LEARNING),

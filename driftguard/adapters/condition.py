@@ -8,6 +8,7 @@ Condition = Literal[
     "waiting",  # read once: the next scrape gives the first window
     "reporting",
     "idle",  # no token was generated since the previous scrape
+    "stalled",  # nor for the requests that were running all the while
     "drafting_stopped",  # tokens were generated without any draft token
     "not_speculating",  # its metrics have never shown speculation
     "metrics_hidden",  # its answer has no metrics of a serving engine

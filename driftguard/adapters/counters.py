@@ -40,6 +40,7 @@ class CounterAdapter:
         str, ...
     ] = ()  # counter: seconds between the tokens of all requests; newest name first
     tpot: str | None = None  # sum over count: seconds per token, if there are no decode_seconds
+    counts_as_it_goes: bool = False  # tokens, each as it is made; else those of a request at its end
     positions_are_k: bool = False  # a series for each of the K positions from the start
     names_target: bool = True
     significant_digits: int = 17  # of all counters but those of positions; 17: exact
@@ -66,14 +67,19 @@ class CounterAdapter:
     def windows(self, before: Reading, after: Reading, known: Identity) -> Sequence[Window]:
         increase = Increase.between(before, after, self._counters)
         if not self.names_target:
-            return [self._window(None, increase, after, known, {})] if after.of(self.drafted) else []
+            return [self._window(None, increase, before, after, known)] if after.of(self.drafted) else []
         targets = sorted(after.values_of(self.drafted, "model_name"))
-        return [self._window(target, increase, after, known, {"model_name": target}) for target in targets]
+        return [self._window(target, increase, before, after, known) for target in targets]
 
     def _window(
-        self, target: str | None, increase: Increase, after: Reading, known: Identity, labels: dict[str, str]
+        self, target: str | None, increase: Increase, before: Reading, after: Reading, known: Identity
     ) -> Window:
+        labels = {} if target is None else {"model_name": target}
         per_position = increase.per_position(self.accepted_per_position, "position", **labels)
+        generated = increase.whole(self.generated, **labels) or 0
+        running = [
+            reading.whole(self.running, **labels) if self.running else None for reading in (before, after)
+        ]
         window = Window(
             target=target,
             begun_at=increase.begun_at,
@@ -81,7 +87,7 @@ class CounterAdapter:
             steps=increase.whole(self.steps, **labels) or 0,
             drafted=increase.whole(self.drafted, **labels) or 0,
             accepted=increase.whole(self.accepted, **labels) or 0,
-            generated=increase.whole(self.generated, **labels) or 0,
+            generated=generated,
             fidelity=self.fidelity,
             speculated_before=bool(after.total(self.drafted, **labels)),
             accepted_per_position=per_position,
@@ -90,7 +96,8 @@ class CounterAdapter:
             prompt_tokens=increase.whole(self.prompts, **labels),
             time_to_first_token_seconds=increase.mean(self.ttft, **labels) if self.ttft else None,
             time_per_output_token_seconds=self._seconds_per_token(increase, labels),
-            concurrency=after.whole(self.running, **labels) if self.running else None,
+            concurrency=running[1],
+            is_stalled=self.counts_as_it_goes and not generated and all(running),
             waiting_requests=after.whole(self.waiting, **labels) if self.waiting else None,
             started_requests=increase.whole(f"{self.ttft}_count", **labels) if self.ttft else None,
         )

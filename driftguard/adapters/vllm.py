@@ -24,6 +24,7 @@ VLLM = CounterAdapter(
     waiting="vllm:num_requests_waiting",
     ttft="vllm:time_to_first_token_seconds",
     decode_seconds=("vllm:inter_token_latency_seconds_sum", "vllm:time_per_output_token_seconds_sum"),
+    counts_as_it_goes=True,
     positions_are_k=True,
     show_metrics="start vLLM without --disable-log-stats",
     speculate="start vLLM with --speculative-config",

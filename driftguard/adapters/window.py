@@ -52,6 +52,7 @@ class Window:
     time_to_first_token_seconds: float | None = None
     time_per_output_token_seconds: float | None = None
     concurrency: int | None = None
+    is_stalled: bool = False  # requests ran at both ends, and of none a token was counted
     waiting_requests: int | None = None
     started_requests: int | None = None  # that gave their first token
     draft: str | None = None
@@ -66,7 +67,7 @@ class Window:
         if self.drafted:
             return "reporting"
         if not self.generated:
-            return "idle"
+            return "stalled" if self.is_stalled else "idle"
         if self.goes_on:
             return "reporting"
         return "drafting_stopped" if self.speculated_before else "not_speculating"
@@ -111,5 +112,5 @@ class Window:
 def condition_of(windows: Sequence[Window]) -> Condition:
     """The condition of a server with several targets: the most informative one."""
     found = {window.condition for window in windows}
-    order: tuple[Condition, ...] = ("reporting", "drafting_stopped", "idle", "not_speculating")
+    order: tuple[Condition, ...] = ("reporting", "drafting_stopped", "stalled", "idle", "not_speculating")
     return next((condition for condition in order if condition in found), "not_speculating")

@@ -88,6 +88,6 @@ def _advice(condition: Condition, adapter: Adapter, windows: Sequence[Window]) -
     if condition == "drafting_stopped":
         tokens = sum(window.generated or 0 for window in windows)
         return f"{adapter.name} generated {tokens:,} tokens without a draft since the last window"
-    if condition == "idle" and any(window.concurrency for window in windows):
-        return "requests are running, but no token was counted since the last reading"
+    if condition == "stalled":
+        return "requests are running, but no token was counted since the last reading: does its engine hang?"
     return next((window.precision for window in windows if window.precision), "")

@@ -165,9 +165,10 @@ def test_a_series_that_appears_was_born_since() -> None:
 
 def test_two_models_of_one_server_are_two_windows() -> None:
     engine = FakeVllm()
-    before = engine.text() + FakeVllm().text().replace(MODEL, "b")
+    idle = FakeVllm(running=0).text().replace(MODEL, "b")
+    before = engine.text() + idle
     engine.serve(STEPS)
-    found = windows("vllm", before, engine.text() + FakeVllm().text().replace(MODEL, "b"))
+    found = windows("vllm", before, engine.text() + idle)
     assert [(item.target, item.condition) for item in found] == [
         ("b", "idle"),
         (MODEL, "reporting"),
@@ -186,7 +187,7 @@ def test_times_are_ratios_of_sums() -> None:
 
 
 def test_an_idle_window_is_none_and_one_without_drafts_says_that_drafting_stopped() -> None:
-    engine = FakeVllm()
+    engine = FakeVllm(running=0)
     engine.serve(STEPS)
     before = engine.text()
     assert window("vllm", before, before).condition == "idle"

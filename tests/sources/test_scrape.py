@@ -78,7 +78,7 @@ def source_at(url: str, **settings: Any) -> Source:
 
 
 def test_the_first_scrape_waits_the_second_stores_what_came_between(server: Served, stored: Stored) -> None:
-    engine = FakeVllm()
+    engine = FakeVllm(running=0)
     server.pages["/metrics"] = ok(engine.text)
     source = source_at(server.url, server="chat", draft_version="v3")
     engine.serve([4] * 1_000)
@@ -91,17 +91,22 @@ def test_the_first_scrape_waits_the_second_stores_what_came_between(server: Serv
     assert (record.steps, record.drafted, record.accepted, record.fidelity) == (5, 20, 10, "counter")
 
 
-@pytest.mark.parametrize(("running", "told"), [(0, ""), (3, "requests are running")])
-def test_a_server_that_makes_no_token_of_its_requests_is_not_told_as_one_without_any(
-    server: Served, stored: Stored, running: int, told: str
+@pytest.mark.parametrize(("ran_before", "runs"), [(0, 0), (0, 3), (3, 0), (3, 3)])
+def test_a_server_is_stalled_that_makes_no_token_for_requests_that_run_all_the_while(
+    server: Served, stored: Stored, ran_before: int, runs: int
 ) -> None:
-    """As a vLLM of which the process with the engine hangs, while that with the API answers."""
-    engine = FakeVllm(running=running)
+    """As a vLLM of which the process with the engine hangs, while that with the API answers. A request that
+    has only just begun, or ended, has no token to show."""
+    engine = FakeVllm(running=ran_before)
     server.pages["/metrics"] = ok(engine.text)
     source = source_at(server.url)
     scraped(source, stored)
+    engine.running = runs
     found = scraped(source, stored)
-    assert (found.condition, found.detail[: len("requests are running")]) == ("idle", told)
+    assert found.condition == ("stalled" if ran_before and runs else "idle")
+    assert ("does its engine hang?" in found.detail) == (found.condition == "stalled")
+    engine.serve(STEPS)
+    assert scraped(source, stored).condition == "reporting"
 
 
 def test_what_was_counted_while_scrapes_failed_is_in_the_next_window(server: Served, stored: Stored) -> None:

@@ -158,7 +158,7 @@ def test_the_log_says_once_that_drafting_stopped_however_many_tokens_each_window
 def test_an_idle_server_is_not_stale_and_one_that_is_gone_is(
     database: Database, tmp_path: Path, server: Served
 ) -> None:
-    engine = FakeVllm()
+    engine = FakeVllm(running=0)
     engine.serve([2] * 100)
     server.pages["/metrics"] = ok(engine.text)
     with sidecar(database, tmp_path, [{"url": server.url, "server": "chat"}]) as client:
