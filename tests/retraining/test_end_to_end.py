@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -30,6 +27,7 @@ from driftguard.store.database import Database
 from driftguard.store.tables import Stream
 from tests.api.ingest_server import serving
 from tests.engine.core.eagle3_heads import save_distilled_head
+from tests.engine.server.processes import engine_main, serving_process
 from tests.retraining.sglang_ngram_stub import NgramStub
 from tests.retraining.sglang_stub import running
 from tests.retraining.world import NEW, OLD, Models, capture, drift, make_settings, requests_of
@@ -39,25 +37,12 @@ pytestmark = pytest.mark.slow
 
 
 @contextmanager
-def real_engine(models: Models, log: Path, *drafting: str) -> Iterator[str]:
+def real_engine(models: Models, *drafting: str) -> Iterator[str]:
     """The address of `driftguard engine` as a process."""
-    command = [sys.executable, "-m", "driftguard_engine", "--target", str(models.target), *drafting]
-    command += ["--server-name", "engine-1", "--port", "0", "--threads", "1"]
-    with log.open("wb") as errors:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
-    try:
-        yield _address(process, log)
-    finally:
-        process.terminate()
-        process.communicate(timeout=60)
-
-
-def _address(process: subprocess.Popen[str], log: Path) -> str:
-    assert process.stdout is not None
-    for line in process.stdout:
-        if found := re.search(r"http://127\.0\.0\.1:\d+", line):
-            return found.group()
-    raise AssertionError(f"the engine did not start: {log.read_text()}")
+    arguments = ["--target", str(models.target), *drafting]
+    arguments += ["--server-name", "engine-1", "--port", "0", "--threads", "1"]
+    with serving_process(engine_main, arguments) as (_, url, _ready):
+        yield url
 
 
 def complete(address: str) -> dict[str, Any]:
@@ -86,7 +71,7 @@ def test_a_drift_ends_with_a_better_draft_in_service(
 ) -> None:
     parent = model_version(models.draft)
     incident_id = drifted(database, models)
-    with real_engine(models, tmp_path / "engine.log", "--draft", str(models.draft)) as address:
+    with real_engine(models, "--draft", str(models.draft)) as address:
         before = complete(address)
         settings = make_settings(tmp_path / "data", address)
         outcome = retrain(database, settings, trigger="incident", incident_id=incident_id)
@@ -129,7 +114,7 @@ def test_a_drift_of_a_head_ends_with_a_better_head_in_service_to_be_watched_and_
     parent = model_version(headed.draft)
     incident_id = drifted(database, headed, "eagle3")
     drafting = ("--drafter", "eagle3", "--draft", str(headed.draft))
-    with real_engine(headed, tmp_path / "engine.log", *drafting) as address:
+    with real_engine(headed, *drafting) as address:
         before = complete(address)
         settings = make_settings(tmp_path / "data", address, steps=150)
         outcome = retrain(database, settings, trigger="incident", incident_id=incident_id)
@@ -165,7 +150,7 @@ def repeated_traffic(database: Database, models: Models, version: str) -> UUID:
 def test_a_drift_of_lookups_ends_with_a_corpus_in_service_and_is_rolled_back(
     database: Database, models: Models, tmp_path: Path, drafter: str, plain: str
 ) -> None:
-    with real_engine(models, tmp_path / "engine.log", "--drafter", drafter) as address:
+    with real_engine(models, "--drafter", drafter) as address:
         parent = httpx.get(f"{address}/admin/info").json()["draft"]
         assert (parent["version"], parent["method"]) == (plain, drafter)
         incident_id = repeated_traffic(database, models, parent["version"])
@@ -194,7 +179,7 @@ def test_a_drift_of_a_hybrid_ends_with_another_corpus_beside_its_model_and_is_ro
 ) -> None:
     corpus = make_corpus(CorpusSettings(models.target, models.old_traffic, tmp_path / "corpus"))
     drafting = ("--drafter", "hybrid", "--draft", str(models.draft), "--corpus", str(tmp_path / "corpus"))
-    with real_engine(models, tmp_path / "engine.log", *drafting) as address:
+    with real_engine(models, *drafting) as address:
         parent = httpx.get(f"{address}/admin/info").json()["draft"]
         assert parent["version"] == f"{model_version(models.draft)}+{corpus['version']}"
         incident_id = repeated_traffic(database, models, parent["version"])

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from driftguard_engine.options import BUNDLED
-from driftguard_engine.spec_bench import BadQuestions, read_questions
+from driftguard_engine.spec_bench import BadQuestions, app, read_questions
 from transformers import AutoTokenizer
+
+from tests.forked import forked
 
 QUESTIONS = [
     {"question_id": 81, "category": "writing", "turns": ["def a():", "Once more."]},
@@ -20,9 +21,16 @@ QUESTIONS = [
 ]
 
 
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "driftguard_engine.spec_bench", *map(str, arguments), "--threads", "1"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+def run(directory: Path, *arguments: object) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of the command as a process."""
+    log = directory / "log"
+    with forked(main, [*map(str, arguments), "--threads", "1"], log) as process:
+        printed = process.stdout.read()
+        return process.wait(60), printed, log.read_text()
+
+
+def main(arguments: Sequence[str]) -> None:
+    app(list(arguments))
 
 
 def questions(path: Path, *told: object) -> Path:
@@ -41,11 +49,12 @@ def test_answers_are_those_without_speculation_in_the_format_that_speed_py_reads
 ) -> None:
     asked = questions(tmp_path / "question.jsonl", *QUESTIONS)
     files = tmp_path / "fast.jsonl", tmp_path / "slow.jsonl"
-    done = run(
+    code, printed, error = run(
+        tmp_path,
         *(asked, "--method", method, "--output", files[0], "--baseline-output", files[1]),
         *("--max-new-tokens", 24, "--max-length", 256),
     )
-    assert done.returncode == 0, done.stderr
+    assert code == 0, error
     fast, slow = map(lines, files)
     tokenizer = AutoTokenizer.from_pretrained(BUNDLED / "target")
     for question, with_drafts, without in zip(QUESTIONS, fast, slow, strict=True):
@@ -63,12 +72,12 @@ def test_answers_are_those_without_speculation_in_the_format_that_speed_py_reads
             len(tokenizer(text).input_ids) <= count
             for text, count in zip(one["turns"], one["new_tokens"], strict=True)
         )
-    rows = {row.split()[0]: row.split() for row in done.stdout.splitlines()}
+    rows = {row.split()[0]: row.split() for row in printed.splitlines()}
     assert (rows["mt_bench"][1], rows["translation"][1], rows["overall"][1]) == ("2", "1", "3")
     assert (rows["mt_bench"][-1], rows["translation"][-1]) == ("0", "1")  # prompts that were cut
     lengths = [length for line in fast for length in line["choices"][0]["accept_lengths"]]
     assert rows["overall"][2] == f"{sum(lengths) / len(lengths):.2f}"
-    assert ("drafted ahead: of" in done.stdout) is (method == "ssd")
+    assert ("drafted ahead: of" in printed) is (method == "ssd")
 
 
 @pytest.mark.parametrize(
@@ -87,7 +96,8 @@ def test_a_file_that_is_none_is_refused_by_its_line(tmp_path: Path, told: object
 
 
 def test_a_file_that_is_none_ends_with_its_error_and_writes_nothing(tmp_path: Path) -> None:
-    done = run(questions(tmp_path / "question.jsonl", []), "--output", tmp_path / "out.jsonl")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "line 1: no question of Spec-Bench" in done.stderr
+    asked = questions(tmp_path / "question.jsonl", [])
+    code, printed, error = run(tmp_path, asked, "--output", tmp_path / "out.jsonl")
+    assert (code, printed) == (2, "")
+    assert "line 1: no question of Spec-Bench" in error
     assert not (tmp_path / "out.jsonl").exists()

@@ -14,8 +14,9 @@ import httpx
 import pytest
 from driftguard_engine.server.auth import hash_of
 
-from tests.engine.server.processes import engine_options, engine_process, environment
+from tests.engine.server.processes import engine_main, engine_options, engine_process, environment
 from tests.engine.server.serving import Receiver, unserved_port, wait_until
+from tests.forked import forked
 
 pytestmark = pytest.mark.slow
 
@@ -24,13 +25,12 @@ def command(models: Path, *options: str) -> list[str]:
     return [sys.executable, "-m", "driftguard_engine", *engine_options(models, *options)]
 
 
-def refused(models: Path, *options: str, **variables: str) -> tuple[int, str]:
+def refused(models: Path, directory: Path, *options: str) -> tuple[int, str]:
     """Exit code and standard error of a process that must not start."""
-    done = subprocess.run(
-        command(models, *options), check=False, capture_output=True, text=True, env=environment(**variables)
-    )
-    assert done.stdout == ""
-    return done.returncode, done.stderr
+    log = directory / "log"
+    with forked(engine_main, engine_options(models, *options), log, environment()) as process:
+        assert process.stdout.read() == ""
+        return process.wait(60), log.read_text()
 
 
 @pytest.mark.parametrize("told", [False, True])
@@ -83,10 +83,10 @@ def test_one_line_says_where_it_serves_what(models: Path) -> None:
         process.communicate()
 
 
-def test_a_port_in_use_is_one_line_and_exit_code_1(models: Path) -> None:
+def test_a_port_in_use_is_one_line_and_exit_code_1(models: Path, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        code, error = refused(models, "--port", str(port))
+        code, error = refused(models, tmp_path, "--port", str(port))
     assert code == 1
     assert error == f"driftguard engine: 127.0.0.1:{port}: cannot listen there: the port is in use\n"
 
@@ -111,9 +111,9 @@ def test_a_port_in_use_is_one_line_and_exit_code_1(models: Path) -> None:
     ],
 )
 def test_what_cannot_start_says_why_in_one_line(
-    models: Path, options: list[str], code: int, reason: str
+    models: Path, tmp_path: Path, options: list[str], code: int, reason: str
 ) -> None:
-    exit_code, error = refused(models, *options)
+    exit_code, error = refused(models, tmp_path, *options)
     assert reason in error
     assert error.count("\n") == 1, error
     assert exit_code == code
