@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +196,40 @@ def test_a_server_that_stays_away_is_unreachable_and_its_stream_becomes_stale_un
     vllm: Engine, database_url: str, tmp_path: Path
 ) -> None:
     assert_it_may_stay_away(vllm, [clients.completion], tmp_path / "sidecar", database_url)
+
+
+def test_one_whose_engine_hangs_behind_its_api_is_stalled_until_it_goes_on(
+    vllm: Engine, database_url: str, tmp_path: Path
+) -> None:
+    engine_core = process_of(vllm, "EngineCore")
+    with (
+        sidecar(tmp_path / "sidecar", database_url, scraping(vllm.url)) as beside,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        wait_until(lambda: condition(beside) == "waiting", "the first scrape")
+        long: dict[str, Any] = {"max_tokens": 900, "extra_body": {"ignore_eos": True}}
+        waiting = [
+            pool.submit(clients.completion, vllm.url, "import os\n", random.Random(seed), **long)
+            for seed in range(8)
+        ]
+        wait_until(lambda: vllm.counters()["vllm:num_requests_running"] > 0, "a running request")
+        os.kill(engine_core, signal.SIGSTOP)
+        try:
+            wait_until(lambda: condition(beside) == "stalled", "the condition of an engine that hangs")
+            (source,) = beside.get("status")["sources"]
+            print(source["detail"])
+        finally:
+            os.kill(engine_core, signal.SIGCONT)
+        wait_until(lambda: condition(beside) in ("reporting", "idle"), "tokens")
+        assert all(request.result().usage.completion_tokens == 900 for request in waiting)
+
+
+def process_of(engine: Engine, name: str) -> int:
+    assert engine.process is not None
+    listed = subprocess.run(["ps", "-eo", "pid=,pgid=,args="], capture_output=True, check=True, text=True)
+    every = (line.split(maxsplit=2) for line in listed.stdout.splitlines())
+    (found,) = (int(pid) for pid, group, args in every if int(group) == engine.process.pid and name in args)
+    return found
 
 
 def test_windows_are_of_the_draft_that_each_life_was_started_with(database_url: str, tmp_path: Path) -> None:
