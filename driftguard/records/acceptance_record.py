@@ -14,6 +14,7 @@ from typing import Annotated, Literal, TypeVar
 from uuid import UUID
 
 import msgspec
+from msgspec import structs
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
@@ -113,7 +114,7 @@ _PATH = re.compile(r"(.*) - at `\$\.?([^`]*)`$", re.DOTALL)
 def decode_record(text: bytes | bytearray | str, *, line: int | None = None) -> AcceptanceRecord:
     """Parses and checks one record. Raises RecordError that names the field and the line."""
     record = decode_line(_decode, text, line)
-    check_record(record, line=line)
+    _check_rules(record, line)
     return record
 
 
@@ -134,8 +135,18 @@ def encode_record(record: AcceptanceRecord) -> bytes:
     return _encode(record)
 
 
-def check_record(record: AcceptanceRecord, *, line: int | None = None) -> None:
-    """Checks rules beyond the schema. Raises RecordError."""
+def check_record(record: AcceptanceRecord) -> None:
+    """Checks a record that was made in Python, whose types and bounds nothing has checked yet. Raises
+    RecordError where decode_record would refuse it."""
+    try:
+        msgspec.convert(structs.asdict(record), AcceptanceRecord)
+    except msgspec.ValidationError as error:
+        raise readable_error(str(error), None) from None
+    _check_rules(record, None)
+
+
+def _check_rules(record: AcceptanceRecord, line: int | None) -> None:
+    """What the types and bounds of the fields do not say. Raises RecordError."""
 
     def refuse(field: str, detail: str) -> None:
         raise RecordError(detail, field=field, line=line)

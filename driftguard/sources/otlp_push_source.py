@@ -19,7 +19,7 @@ from driftguard.adapters.otlp_readings import Readings, Taken, TooManySeries
 from driftguard.adapters.reading import Unfinished
 from driftguard.adapters.window import Identity, Incomplete, Window
 from driftguard.errors import DriftGuardError
-from driftguard.records import AcceptanceRecord, RecordError, check_clock, decode_record, encode_record
+from driftguard.records import AcceptanceRecord, RecordError, check_clock
 from driftguard.sources.condition import Judged, WasProbed, judge, never_probed
 from driftguard.sources.scrape import Submit
 
@@ -177,6 +177,6 @@ class PushedSource:
         record = window.record(self.identity)
         what = (record.stream_key, record.draft, record.segment, record.started_at, record.ended_at)
         named = uuid5(NAMESPACE_URL, f"otlp:{self.resource}:{what}")
-        record = decode_record(encode_record(msgspec.structs.replace(record, record_id=named)))
+        record = msgspec.structs.replace(record, record_id=named)
         check_clock(record, now)
         return record

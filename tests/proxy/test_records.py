@@ -17,7 +17,16 @@ from driftguard.records import PROBE_SEGMENT
 from driftguard.settings import ProxySettings
 from tests.alerting.http_receiver import wait_until
 from tests.conftest import PATIENCE_SECONDS
-from tests.proxy.engines import COMPACT, Json, llamacpp, llamacpp_completion, sglang, triton, vllm
+from tests.proxy.engines import (
+    COMPACT,
+    VLLM_SPECULATION,
+    Json,
+    llamacpp,
+    llamacpp_completion,
+    sglang,
+    triton,
+    vllm,
+)
 from tests.proxy.serving import Setup, answering, proxied, served
 
 CHAT: Json = {"model": "org/model", "messages": [{"role": "user", "content": "secret prompt"}]}
@@ -223,6 +232,29 @@ def test_a_server_that_does_not_speculate_is_recorded_for_its_latency() -> None:
 def test_drafting_against_method_none_is_a_contradiction() -> None:
     async def scenario() -> None:
         async with proxied(answering(vllm), engine="vllm", method="none") as setup:
+            assert await _told(setup, CHAT) == "contradiction"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"model": "m" * 257},
+        {"metrics": {"speculative_decoding": VLLM_SPECULATION, "time_to_first_token_ms": -5}},
+        {"metrics": {"speculative_decoding": VLLM_SPECULATION | {"num_draft_tokens": 2**41}}},
+        {"usage": {"prompt_tokens": -1, "completion_tokens": 53}},
+    ],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_what_the_sidecar_would_refuse_is_not_counted_as_recorded(wrong: Json) -> None:
+    def engine(request: Json) -> bytes:
+        answer = vllm(request)
+        assert isinstance(answer, bytes)
+        return COMPACT.json(json.loads(answer) | wrong)
+
+    async def scenario() -> None:
+        async with proxied(answering(engine), engine="vllm") as setup:
             assert await _told(setup, CHAT) == "contradiction"
 
     asyncio.run(scenario())

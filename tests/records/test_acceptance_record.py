@@ -10,10 +10,12 @@ from uuid import UUID
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from driftguard.records import (
     RecordError,
     check_clock,
+    check_record,
     decode_record,
     encode_record,
 )
@@ -38,6 +40,32 @@ VALID: dict[str, Any] = {
 
 def text(**changes: Any) -> str:
     return json.dumps({key: value for key, value in {**VALID, **changes}.items() if value is not ...})
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"steps": -1}, "steps"),
+        ({"drafted": 2**40 + 1}, "drafted"),
+        ({"target": "m" * 257}, "target"),
+        ({"server": ""}, "server"),
+        ({"time_to_first_token_seconds": -0.005}, "time_to_first_token_seconds"),
+        ({"time_to_first_token_seconds": float("nan")}, "time_to_first_token_seconds"),
+        ({"temperature": float("inf")}, "temperature"),
+        ({"num_speculative_tokens": 1_025}, "num_speculative_tokens"),
+        ({"ended_at": datetime(2026, 11, 1, 10, 0, 3)}, "ended_at"),
+        ({"accepted": 41}, "accepted"),
+    ],
+    ids=str,
+)
+def test_a_record_made_in_python_is_refused_for_what_no_line_may_hold(
+    changes: dict[str, Any], field: str
+) -> None:
+    good = decode_record(text())
+    check_record(good)
+    with pytest.raises(RecordError) as refusal:
+        check_record(structs.replace(good, **changes))
+    assert refusal.value.field == field
 
 
 def test_a_minimal_record_has_null_for_what_was_not_given() -> None:
