@@ -116,12 +116,10 @@ async def _scrape(
             source.before, source.unfinished = reading, None
             return judged.condition, f"a window was left out: {why}"
         records = [window.record(source.identity) for window in judged.windows]
+        source.has_contradicted = False
         refusals = (await asyncio.wrap_future(submit(records))).refusals(records) if records else []
     except RecordError as error:
-        return (
-            judged.condition,
-            f"its counts contradict each other ({error}); they are read again with the next scrape",
-        )
+        return judged.condition, _note_contradiction(source, reading, error)
     except DriftGuardError as error:
         return judged.condition, f"not stored yet: {error.detail}"
     source.unfinished = judged.unfinished
@@ -130,6 +128,17 @@ async def _scrape(
     if refusals:
         return "incomplete", f"not stored: {refusals[0][1]}"
     return judged.condition, judged.detail
+
+
+def _note_contradiction(source: Source, reading: Reading, error: RecordError) -> str:
+    """Says what becomes of counts that no record can hold. The server may have updated them while it printed
+    them: at the end of the window, or at its beginning, from which each longer window contradicts itself
+    too."""
+    is_again, source.has_contradicted = source.has_contradicted, not source.has_contradicted
+    if not is_again:
+        return f"no record can hold its counts ({error}); they are read again with the next scrape"
+    source.before, source.unfinished = reading, None
+    return f"a window was left out: no record can hold its counts ({error})"
 
 
 async def _why_left_out(source: Source, reading: Reading, judged: Judged, follow: Follow) -> str:

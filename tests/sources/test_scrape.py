@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import threading
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,7 @@ from driftguard.sources.source import USUAL_PATHS, Scraped, Source, sources_of
 from driftguard.store.records import BatchResult
 from tests.adapters.fake_engines import (
     ENGINES,
+    MODEL,
     FakeBuiltInEngine,
     FakeEngine,
     FakeLlamaCpp,
@@ -160,14 +162,72 @@ def test_counts_that_contradict_each_other_are_read_again(server: Served, stored
     assert [record.accepted for record in stored.records] == [10]
 
 
-class Clock(datetime):
+LABELS = f'engine="0",model_name="{MODEL}"'
+
+
+def test_a_server_whose_counts_were_printed_while_it_updated_them_is_recorded_again(
+    server: Served, stored: Stored
+) -> None:
+    """A reading that has draft tokens among the accepted ones, but not yet at their positions: the window
+    that ends there is stored, and each that begins there contradicts itself, however long it is."""
+    engine = FakeVllm()
+    server.pages["/metrics"] = ok(engine.text)
+    source = source_at(server.url)
+    scraped(source, stored)
+    engine.serve(STEPS)
+    torn = engine.text()
+    for place, kept in enumerate((4, 3, 2, 1)):
+        name = f'accepted_tokens_per_pos_total{{{LABELS},position="{place}"}}'
+        assert f"{name} {kept}\n" in torn
+        torn = torn.replace(f"{name} {kept}\n", f"{name} 0\n")
+    server.pages["/metrics"] = ok(lambda: torn)
+    scraped(source, stored)
+    server.pages["/metrics"] = ok(engine.text)
+    told = []
+    for _ in range(4):
+        engine.serve(STEPS)
+        told.append(scraped(source, stored).detail)
+    why = "accepted_per_position: adds up to {}, more than accepted ({})"
+    assert told[:2] == [
+        f"no record can hold its counts ({why.format(20, 10)}); they are read again with the next scrape",
+        f"a window was left out: no record can hold its counts ({why.format(30, 20)})",
+    ]
+    assert told[2:] == ["", ""]
+    assert [record.accepted for record in stored.records] == [10, 10, 10]
+
+
+@pytest.mark.parametrize("count", ["1e30", "1e300", "9e12"])
+def test_a_count_that_no_record_can_hold_is_named_and_left_out(
+    server: Served, stored: Stored, count: str
+) -> None:
+    engine = FakeVllm()
+    server.pages["/metrics"] = ok(engine.text)
+    source = source_at(server.url)
+    scraped(source, stored)
+    name = f"vllm:prompt_tokens_total{{{LABELS}}}"
+    server.pages["/metrics"] = ok(
+        lambda: re.sub(f"(?m)^{re.escape(name)} .*$", f"{name} {count}", engine.text())
+    )
+    told = []
+    for _ in range(3):
+        engine.serve(STEPS)
+        told.append(scraped(source, stored).detail)
+    assert ["prompt_tokens: expected int <= 1099511627776" in detail for detail in told] == [
+        True,
+        True,
+        False,
+    ]
+    assert [record.accepted for record in stored.records] == [10]
+
+
+class Clock:
     """That of the sidecar, which is `ahead` of the true one."""
 
     ahead = timedelta()
 
     @classmethod
-    def now(cls, tz: tzinfo | None = None) -> Clock:
-        return super().now(tz) + cls.ahead
+    def now(cls, tz: tzinfo | None = None) -> datetime:
+        return datetime.now(tz) + cls.ahead
 
 
 @pytest.mark.parametrize("kind", [FakeVllm, FakeLlamaCpp])
