@@ -24,8 +24,8 @@ from driftguard.store.partitions import oldest_kept
 from driftguard.store.records import BatchResult
 
 router = APIRouter(tags=["records"])
-GROWTH: Final = 8  # the objects of a record, and its copy for the database
-MAX_RECORD_BYTES: Final = 64_000  # three times the size of a record whose fields are all as long as allowed
+GROWTH: Final = 12  # the objects of a record, most for its counts per position, and its copy for the database
+MAX_RECORD_BYTES: Final = 64_000  # more than a record has whose fields are all as long as allowed
 
 _BODY = {
     "requestBody": {

@@ -20,7 +20,8 @@ Struct = TypeVar("Struct", bound=msgspec.Struct)
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**40)]  # sums of millions of records still fit a bigint
 Instant = Annotated[datetime, msgspec.Meta(tz=True)]
-PerPosition = Annotated[list[Count], msgspec.Meta(max_length=64)]
+MAX_POSITIONS = 1_024  # and the largest K
+PerPosition = Annotated[list[Count], msgspec.Meta(max_length=MAX_POSITIONS)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # 31 years; sums of millions stay finite
 Temperature = Annotated[float, msgspec.Meta(ge=0)]
 
@@ -71,7 +72,7 @@ class AcceptanceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     session: Text | None = None
     drafted_per_position: PerPosition | None = None
     accepted_per_position: PerPosition | None = None
-    num_speculative_tokens: Annotated[int, msgspec.Meta(ge=0, le=1024)] | None = None
+    num_speculative_tokens: Annotated[int, msgspec.Meta(ge=0, le=MAX_POSITIONS)] | None = None
     acceptance_rule: AcceptanceRule = "unknown"
     verification: Verification = "unknown"
     temperature: Temperature | None = None

@@ -73,6 +73,21 @@ def test_json_lines_an_array_and_gzip_are_all_understood(client: httpx.Client, d
     assert stored(database) == 15
 
 
+@pytest.mark.parametrize("k", [65, 1_024])
+def test_a_record_may_tell_of_as_many_positions_as_the_largest_k(
+    client: httpx.Client, database: Database, k: int
+) -> None:
+    counts = {"steps": 300, "drafted": 300 * k, "accepted": 3 * k, "emitted": 3 * k + 300}
+    told = {"drafted_per_position": [300] * k, "accepted_per_position": [3] * k}
+    line = changed(**counts, **told, num_speculative_tokens=k)
+    assert client.post(PATH, content=line).json() == {"accepted": 1, "duplicates": 0}
+    with database.session() as session:
+        assert session.scalar(text("SELECT accepted_per_position FROM records")) == [3] * k
+    longer = changed(**counts, accepted_per_position=[0] * 1_025)
+    (error,) = client.post(PATH, content=longer).json()["errors"]
+    assert (error["field"], error["detail"]) == ("accepted_per_position", "expected array of length <= 1024")
+
+
 def test_an_empty_array_is_fine(refusing_client: httpx.Client) -> None:
     assert refusing_client.post(PATH, content=b"[]").json() == {"accepted": 0, "duplicates": 0}
 

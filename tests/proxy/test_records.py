@@ -237,6 +237,21 @@ def test_drafting_against_method_none_is_a_contradiction() -> None:
     asyncio.run(scenario())
 
 
+def test_a_large_k_is_recorded_with_all_its_positions() -> None:
+    def engine(request: Json) -> bytes | list[bytes]:
+        kept = {"acceptance_histogram": [39] + [0] * 99 + [1], "num_spec_tokens": 100}
+        drafts = {"num_spec_steps": 40, "num_draft_tokens": 4_000, "num_accepted_draft_tokens": 100}
+        return vllm(request, speculation=kept | drafts)
+
+    async def scenario() -> None:
+        async with proxied(answering(engine), engine="vllm") as setup:
+            assert await _told(setup, CHAT) == "recorded"
+            (record,) = await setup.sidecar.wait_for(1)
+            assert record.accepted_per_position == [1] * 100
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
