@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from procrastinate import PsycopgConnector, SyncPsycopgConnector
+from procrastinate.exceptions import ConnectorException
 
 from driftguard.store.database import (
     JOBS,
@@ -15,6 +17,7 @@ from driftguard.store.database import (
     apply_settings_async,
     close_if_read_only,
     connect_parameters,
+    is_database_failure,
 )
 
 _POOL_CONNECTIONS = 7  # two workers with one job at a time: fetching, listening, heartbeat; one to spare
@@ -23,6 +26,7 @@ _POOL_SECONDS = 4.0  # for a connection out of the pool: a worker that is stoppe
 
 def worker_connector(database: Database) -> PsycopgConnector:
     """For the process that runs jobs; open it with `App.open_async`."""
+    logging.getLogger("procrastinate.utils").addFilter(_is_news)
     return PsycopgConnector(
         min_size=1,
         connection_class=WatchedAsyncConnection,
@@ -40,6 +44,14 @@ def deferring_connector(database: Database) -> SyncPsycopgConnector:
         reset=close_if_read_only,  # a worker's pool does not outlive an error
         **_pool_arguments(database),
     )
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """False where a task of a worker could not reach the database. The caller, whose worker ends with it,
+    says so in one line; the library adds a traceback for each task."""
+    error = record.exc_info[1] if record.exc_info else None
+    cause = error.__cause__ if isinstance(error, ConnectorException) else error
+    return not (isinstance(cause, Exception) and is_database_failure(cause))
 
 
 def _pool_arguments(database: Database) -> dict[str, Any]:
