@@ -22,7 +22,8 @@ def is_probe(headers: Mapping[str, str]) -> bool:
 
 
 def label(source: str, headers: Mapping[str, str], path: str, fields: Fields) -> str | None:
-    """`source` as in the settings; None if the request has none. Raises BadLabel, Unreadable."""
+    """`source` as in the settings; None if the request has none, or an empty one, as of clients and gateways
+    that always send the header. Raises BadLabel, Unreadable."""
     kind, _, name = source.partition(":")
     if kind == "header":
         value: object = headers.get(name)
@@ -30,7 +31,7 @@ def label(source: str, headers: Mapping[str, str], path: str, fields: Fields) ->
         value = path
     else:
         value = _member(fields, name if kind == "json" else "model")
-    if value is None:
+    if value is None or value == "":
         return None
     text = value if isinstance(value, str) else str(value)
     if not 1 <= len(text) <= MAX_LENGTH or "\x00" in text or not text.isprintable():

@@ -237,6 +237,16 @@ def test_drafting_against_method_none_is_a_contradiction() -> None:
     asyncio.run(scenario())
 
 
+def test_an_empty_label_is_none() -> None:
+    async def scenario() -> None:
+        async with proxied(answering(vllm), engine="vllm", session_from="json:user") as setup:
+            assert await _told(setup, CHAT | {"user": ""}, **{"X-DriftGuard-Segment": ""}) == "recorded"
+            (record,) = await setup.sidecar.wait_for(1)
+            assert (record.segment, record.session) == ("default", None)
+
+    asyncio.run(scenario())
+
+
 def test_a_large_k_is_recorded_with_all_its_positions() -> None:
     def engine(request: Json) -> bytes | list[bytes]:
         kept = {"acceptance_histogram": [39] + [0] * 99 + [1], "num_spec_tokens": 100}
