@@ -163,7 +163,13 @@ class ProbeLoop:
                 max(kept.failures, 1),
                 stream.traffic_arrived_at,
             )
-        return is_due(past, now, self._interval)
+        due = is_due(past, now, self._interval)
+        if replayed_at is not None and not due and kept.probed.state == "waiting":  # since this one started
+            asked, again = (f"{at:%Y-%m-%d %H:%M}" for at in (replayed_at, replayed_at + self._interval))
+            self._tell(
+                target, "waiting", f"last asked at {asked} UTC, due again at {again} UTC if traffic arrives"
+            )
+        return due
 
     def _attempt(self, target: ProbeTarget, ask: Callable[[], None]) -> None:
         kept = self._kept[target.server]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
@@ -217,6 +218,16 @@ def test_no_server_is_asked_before_it_has_traffic_nor_again_while_it_has_none(
         session.scalars(select(Stream)).one().traffic_arrived_at = datetime.now(UTC) + timedelta(seconds=1)
     looked(database, settings)
     assert len(stub.asked) == asked + 2 * USUAL
+
+
+def test_a_sidecar_that_starts_again_says_when_probes_were_replayed(known: Database, stub: Stub) -> None:
+    settings = settings_of(sources=[{"url": stub.url, "server": "chat"}])
+    looked(known, settings)
+    again = only(looked(known, settings).states())
+    assert again.state == "waiting"
+    assert re.fullmatch(
+        r"last asked at 20\S+ \S+ UTC, due again at 20\S+ \S+ UTC if traffic arrives", again.detail
+    )
 
 
 def test_a_server_that_another_sidecar_scrapes_is_probed_by_that_one(known: Database, stub: Stub) -> None:
