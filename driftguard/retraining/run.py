@@ -34,7 +34,7 @@ from driftguard.retraining.engines.engine_admin import (
 from driftguard.retraining.ledger.outcome import Progress, RetrainOutcome, Trigger
 from driftguard.retraining.ledger.run_row import Job, new_run
 from driftguard.retraining.promotion import restart
-from driftguard.retraining.promotion.reconcile import settle, settle_locked
+from driftguard.retraining.promotion.reconcile import end_killed, settle, settle_locked
 from driftguard.retraining.training import workspace
 from driftguard.retraining.training.draft_files import context_of
 from driftguard.retraining.training.plan import NothingToDo, PlanRules, plan
@@ -91,6 +91,7 @@ def retrain(
             outcome = _retrain(job(info), lock, incident_id, force=force, from_file=from_file)
             workspace.remove_old_drafts(database, settings, info.server, info.target)
     except EngineRefused as error:
+        end_killed(database, settings, name)
         return _failed(job(_last_known(database, name)), incident_id, error.detail)
     if outcome.state == "rolling_out" and awaits_restart:
         return _await_restart(database, settings, name, outcome, should_stop)

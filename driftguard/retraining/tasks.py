@@ -63,6 +63,7 @@ class RetrainingJobs:
         self._settings = settings
         self._should_stop = should_stop
         self._rare_look_at = -math.inf
+        self._unsettled_because: dict[str, str] = {}
 
     @property
     def blueprint(self) -> procrastinate.Blueprint:
@@ -94,7 +95,11 @@ class RetrainingJobs:
         try:
             settle(self._database, self._settings, server, self._should_stop)
         except DriftGuardError as error:
-            log.warning("cannot settle yet", server=server, reason=error.detail)
+            if self._unsettled_because.get(server) != error.detail:  # once per reason, not once per attempt
+                log.warning("cannot settle yet", server=server, reason=error.detail)
+            self._unsettled_because[server] = error.detail
+        else:
+            self._unsettled_because.pop(server, None)
 
     def score(self, server: str, incident_id: str) -> str:  # noqa: ARG002 (its lock is named by the server)
         """Scores the captured requests of an incident; returns how it ended. A failure is stored, not

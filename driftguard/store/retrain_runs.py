@@ -41,7 +41,8 @@ RunState = Literal[
     "rolled_back",
 ]
 Failure = Literal["rejected", "failed"]
-LOCKED_STATES = ("collecting", "training", "evaluating", "promoting")  # only while its process holds the lock
+PREPARING_STATES = ("collecting", "training", "evaluating")  # what serves is not touched yet
+LOCKED_STATES = (*PREPARING_STATES, "promoting")  # only while its process holds the lock
 ROLLING_STATES = ("rolling_out", "rolling_back")
 RUNNING_STATES = (*LOCKED_STATES, "rolling_out", "watching", "rolling_back")
 ENDED_STATES = ("promoted", "rejected", "nothing_to_do", "failed", "rolled_back")

@@ -8,10 +8,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
+from structlog.testing import capture_logs
 
+from driftguard.demo.processes import free_port
 from driftguard.retraining.run import retrain
+from driftguard.retraining.tasks import RetrainingJobs
 from driftguard.settings import Settings
 from driftguard.store import drafts, retrain_runs
 from driftguard.store.tables import RetrainRun
@@ -19,7 +23,7 @@ from tests.forked import ForkedProcess, forked
 from tests.retraining import retrain_process
 from tests.retraining.conftest import Drifted
 from tests.retraining.engine_stub import EngineStub
-from tests.retraining.world import incident_states, make_settings
+from tests.retraining.world import incident_states, make_settings, trained
 
 PATIENCE_SECONDS = 150.0
 
@@ -40,7 +44,7 @@ def forked_run(drifted: Drifted, data_dir: Path, engine: EngineStub) -> Iterator
         yield process
 
 
-def wait_until(condition: Callable[[], bool], process: subprocess.Popen[bytes] | ForkedProcess) -> None:
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[Any] | ForkedProcess) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert process.poll() is None, "the retraining ended before it could be killed"
@@ -157,3 +161,29 @@ def test_killed_between_activate_and_commit(drifted: Drifted, engine: EngineStub
     assert state_of_draft(drifted, drifted.parent) == "retired"
     assert state_of_draft(drifted, killed.candidate_version or "") == "in_service"
     assert Path(engine.serving["directory"]).is_dir()
+
+
+def test_killed_while_training_beside_an_engine_that_is_away(
+    drifted: Drifted, engine: EngineStub, tmp_path: Path
+) -> None:
+    """What serves was not touched, so nobody has to be asked."""
+    settings = make_settings(tmp_path / "data", f"http://127.0.0.1:{free_port()}")
+    killed = trained(drifted.database, drifted.incident_id, drifted.parent, "new", "/new", "evaluating")
+    traffic = settings.data_directory / "retraining" / str(killed.id) / "train.jsonl"
+    traffic.parent.mkdir(parents=True)
+    traffic.write_text("{}\n")
+    jobs = RetrainingJobs(drifted.database, settings)
+    with capture_logs() as logs:
+        with retrain_runs.try_lock(drifted.database, "engine-1", "target"):
+            jobs.settle("engine-1")  # it lives
+        assert newest_run(drifted).state == "evaluating"
+        for _ in range(3):
+            jobs.settle("engine-1")
+    run = newest_run(drifted)
+    assert (run.state, run.reason) == (
+        "failed",
+        "interrupted while evaluating; the draft in service is as it was",
+    )
+    assert not traffic.exists()
+    assert incident_states(drifted.database, drifted.incident_id) == ["open", "mitigating", "open"]
+    assert len([line for line in logs if line["event"] == "cannot settle yet"]) == 1

@@ -1,7 +1,8 @@
 """Brings database and files to what the engine serves, whatever a killed run left behind.
 
 killed while                      found as                                   becomes
-collecting, training, evaluating  run unended, lock free                     failed ("interrupted")
+collecting, training, evaluating  run unended, lock free                     failed ("interrupted"), also
+                                                                             where the engine is away
 promoting, before the swap        run promoting, the parent in service       failed ("interrupted")
 promoting, after the swap         run promoting, the candidate in service    watching: the promotion counts
 rolling back, after the swap      run watching, verdict worse, parent in     rolled_back
@@ -28,7 +29,7 @@ from sqlalchemy.orm import Session
 
 from driftguard.errors import Conflict
 from driftguard.retraining.engines.connect import Engine, connect
-from driftguard.retraining.engines.engine_admin import EngineAdmin, EngineDraft, EngineInfo
+from driftguard.retraining.engines.engine_admin import EngineAdmin, EngineDraft, EngineInfo, EngineRefused
 from driftguard.retraining.ledger import incident_notes
 from driftguard.retraining.promotion import restart
 from driftguard.retraining.promotion.draft_rows import (
@@ -53,11 +54,33 @@ def settle(
     Raises Conflict while a retraining runs there, EngineRefused, BadSettings (no such engine).
     """
     engine = connect(database, settings, server, should_stop)
-    info = engine.info()
+    try:
+        info = engine.info()
+    except EngineRefused:
+        end_killed(database, settings, server)
+        raise
     with retrain_runs.try_lock(database, info.server, info.target) as lock:
         if lock is None:
             raise Conflict(f"a retraining of {info.server} / {info.target} is running")
         settle_locked(database, settings, engine, info)
+
+
+def end_killed(database: Database, settings: Settings, server: str) -> None:
+    """Ends the killed runs that had not begun to change what serves, and removes their files: an engine that
+    does not answer may be away for hours."""
+    with database.session() as session:
+        killed = [
+            run
+            for run in retrain_runs.unended(session)
+            if run.server == server and run.state in retrain_runs.PREPARING_STATES
+        ]
+    for server_and_target in {(run.server, run.target) for run in killed}:
+        with retrain_runs.try_lock(database, *server_and_target) as lock, database.session() as session:
+            if lock is not None:
+                states = retrain_runs.PREPARING_STATES
+                for run in retrain_runs.in_states(session, *server_and_target, states):
+                    _end_interrupted(session, run, "the draft in service is as it was", datetime.now(UTC))
+    workspace.remove_leftovers(database, settings.data_directory)
 
 
 def settle_locked(database: Database, settings: Settings, engine: Engine, info: EngineInfo) -> EngineInfo:
@@ -112,16 +135,20 @@ def _settle_run(
     elif run.state == "rolling_out":
         _fail_if_late(session, run, serving, now)
     elif run.state not in ("watching", "rolling_back"):
-        reason = f"interrupted while {run.state}; draft {serving.version} is in service"
-        log.warning("interrupted retraining found", run=str(run.id), state=run.state)
-        retrain_runs.end(session, run.id, "failed", reason, now)
-        incident_notes.end_mitigation(session, run.incident_id, reason, now)
+        _end_interrupted(session, run, f"draft {serving.version} is in service", now)
     elif not is_candidate and _is_taken_back(run) and serving.version == run.parent_version:
         finish_rollback(session, run, serving, now)
     elif not is_candidate:
         reason = f"promoted; no longer watched, because draft {serving.version} is in service now"
         retrain_runs.end(session, run.id, "promoted", reason, now)
         incident_notes.end_mitigation(session, run.incident_id, reason, now)
+
+
+def _end_interrupted(session: Session, run: RetrainRun, serving: str, now: datetime) -> None:
+    reason = f"interrupted while {run.state}; {serving}"
+    log.warning("interrupted retraining found", run=str(run.id), state=run.state)
+    retrain_runs.end(session, run.id, "failed", reason, now)
+    incident_notes.end_mitigation(session, run.incident_id, reason, now)
 
 
 def _fail_if_late(session: Session, run: RetrainRun, serving: EngineDraft, now: datetime) -> None:
