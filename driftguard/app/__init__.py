@@ -406,12 +406,16 @@ def _bind(settings: Settings) -> Iterator[socket.socket]:
 
 def run_retraining(settings: Settings, *, server: str | None, force: bool, traffic: Path | None) -> int:
     """The nightly job: one retraining. Prints its progress and outcome, and returns the exit code. At a
-    terminal it counts as started by hand, and no next run is expected.
+    terminal it counts as started by hand, and no next run is expected. Ctrl-C and SIGTERM end a run that has
+    not begun to promote; a second one ends the process as it is.
 
     Raises BadSettings (no such engine), BadInput (the traffic file), DatabaseUnavailable.
     """
     configure_logging(settings.log_level, secrets_of(settings))
+    stop = _Stop()
     with open_database(settings) as database:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, stop)
         outcome = retrain(
             database,
             settings,
@@ -419,8 +423,25 @@ def run_retraining(settings: Settings, *, server: str | None, force: bool, traff
             trigger="manual" if sys.stdout.isatty() else "nightly",
             force=force,
             traffic=traffic,
+            should_stop=stop.is_asked,
             awaits_restart=True,
             on_progress=lambda progress: print(f"{progress.stage}: {progress.detail}", flush=True),
         )
     print(f"{outcome.state}: {outcome.reason}")
-    return outcome.exit_code
+    was_cut_off = stop.number == signal.SIGINT and outcome.state in ("failed", "nothing_to_do")
+    return 128 + signal.SIGINT if was_cut_off else outcome.exit_code
+
+
+class _Stop:
+    """Notes the signal that asks the nightly job to end. Raises KeyboardInterrupt at the next one."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+
+    def __call__(self, number: int, _frame: object) -> None:
+        if self.number is not None:
+            raise KeyboardInterrupt
+        self.number = number
+
+    def is_asked(self) -> bool:
+        return self.number is not None

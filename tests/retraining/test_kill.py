@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 from structlog.testing import capture_logs
 
 from driftguard.demo.processes import free_port
@@ -187,3 +190,42 @@ def test_killed_while_training_beside_an_engine_that_is_away(
     assert not traffic.exists()
     assert incident_states(drifted.database, drifted.incident_id) == ["open", "mitigating", "open"]
     assert len([line for line in logs if line["event"] == "cannot settle yet"]) == 1
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 1)])
+def test_a_nightly_job_that_is_ended_leaves_nothing_behind(
+    drifted: Drifted, engine: EngineStub, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    """By Ctrl-C, or by systemd, cron's container or a time limit."""
+    config = tmp_path / "driftguard.toml"
+    config.write_text(
+        f"""
+data_dir = "{tmp_path / "data"}"
+[capture]
+enabled = true
+[[engines]]
+server = "engine-1"
+admin_url = "{engine.url}"
+[retraining]
+minimum_requests = 128
+aim_requests = 128
+steps = 1000000
+threads = 1
+"""
+    )
+    url = drifted.database.url.render_as_string(hide_password=False)
+    with subprocess.Popen(
+        [sys.executable, "-m", "driftguard", "retrain", "--config", str(config)],
+        env={**os.environ, "DRIFTGUARD_DATABASE_URL": url},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        wait_until(lambda: is_training(drifted), process)
+        process.send_signal(number)
+        told, errors = process.communicate(timeout=PATIENCE_SECONDS)
+    assert (process.returncode, told.splitlines()[-1], errors) == (code, "failed: stopped on request", "")
+    run = newest_run(drifted)
+    assert (run.state, run.reason) == ("failed", "stopped on request")
+    assert list((tmp_path / "data" / "retraining").iterdir()) == []
+    assert incident_states(drifted.database, drifted.incident_id) == ["open", "mitigating", "open"]
