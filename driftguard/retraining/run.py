@@ -66,10 +66,11 @@ def retrain(
     """Retrains the draft of one engine once, and says how it ended.
 
     `server` may be left out when the settings name one engine. `force` retrains although no incident calls
-    for it, then on all captured traffic. `traffic`, a JSON Lines file of token ids, forces too, and is then
-    the only source, for training and for the gate. `should_stop` is called a few times per second while the
-    training process runs; a stopped run ends as failed. Where a restart promotes, it ends rolling_out as soon
-    as the restart is ordered; with `awaits_restart` it waits until records show whether that succeeded.
+    for it, then on all captured traffic, and waits for no more traffic than the minimum. `traffic`, a JSON
+    Lines file of token ids, forces too, and is then the only source, for training and for the gate.
+    `should_stop` is called a few times per second while the training process runs; a stopped run ends as
+    failed. Where a restart promotes, it ends rolling_out as soon as the restart is ordered; with
+    `awaits_restart` it waits until records show whether that succeeded.
 
     Raises BadSettings (no such engine), BadInput (the traffic file), NotFound (the incident),
     DatabaseUnavailable.
@@ -105,6 +106,7 @@ def _free(
     """The lock of what the engine serves, None where it is held for longer: a settling, which may change the
     draft that serves, holds it for seconds."""
     deadline = time.monotonic() + wait_seconds
+    has_told = False
     while True:
         info = engine.info()
         _check_name(info, name)
@@ -112,6 +114,9 @@ def _free(
             if lock is not None or time.monotonic() >= deadline or should_stop():
                 yield lock, info
                 return
+        if not has_told:
+            log.info("waiting for what runs on the same server", server=name, seconds=wait_seconds)
+            has_told = True
         time.sleep(min(_LOOK_SECONDS, wait_seconds))
 
 
@@ -182,7 +187,7 @@ def _retrain(
     rules = _plan_rules(job.settings)
     if kind == "model":
         rules = replace(rules, context_tokens=context_of(job.info.target_directory, job.info.draft.directory))
-    else:  # of few answers it drafts less, and never worse
+    if force or kind != "model":  # of few answers a corpus drafts less, and never worse
         rules = replace(rules, aim_requests=rules.minimum_requests)
     planned = plan(traffic.requests, change, rules, datetime.now(UTC))
     if isinstance(planned, NothingToDo):

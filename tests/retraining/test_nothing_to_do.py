@@ -50,6 +50,16 @@ def test_forced_without_traffic(database: Database, engine: EngineStub, tmp_path
     assert not outcome.waits_for_traffic
 
 
+@pytest.mark.usefixtures("training_here")
+def test_forced_for_an_incident_it_waits_for_no_more_than_the_minimum(
+    drifted: Drifted, engine: EngineStub, tmp_path: Path
+) -> None:
+    settings = make_settings(tmp_path / "data", engine.url, aim_requests=512, steps=1)
+    asked = nothing(retrain(drifted.database, settings))
+    assert asked.startswith("200 captured requests since the change; waiting for 512")
+    assert retrain(drifted.database, settings, force=True).state in ("promoted", "rejected")
+
+
 def test_too_little_traffic_asks_again_in_one_row(
     drifted: Drifted, engine: EngineStub, tmp_path: Path
 ) -> None:
