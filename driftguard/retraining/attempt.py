@@ -69,7 +69,10 @@ def attempt(
         if isinstance(job.engine, EngineAdmin):
             _load(job, job.engine, run_id, version)
     except (DriftGuardError, SQLAlchemyError, OSError) as error:
-        return end(job, run_id, call.incident_id, "failed", _first_line(error))
+        told = _first_line(error)
+        if isinstance(error, OSError) and error.filename is None:  # as of a write to a full disk
+            told = f"{told}, in {job.settings.data_directory}"
+        return end(job, run_id, call.incident_id, "failed", told)
     finally:
         if files is not None:
             workspace.remove(files)

@@ -22,6 +22,7 @@ from driftguard.retraining.training import checksums, process
 from driftguard.retraining.training.gate import decide
 from driftguard.retraining.training.plan import is_held_out
 from driftguard.retraining.training.process import TrainingFailed
+from driftguard.retraining.training.workspace import Workspace
 from driftguard.settings import Settings
 from driftguard.store import drafts, retrain_runs
 from driftguard.store.database import Database
@@ -277,6 +278,16 @@ def test_a_run_that_no_held_out_request_of_the_change_can_judge_fails_with_that_
         f"they are longer than the models' context: {len(judging)} of changed:{NEW}"
     )
     assert incident_states(database, incident_id) == ["open", "mitigating", "open"]
+
+
+def test_a_disk_that_fills_while_traffic_is_written_is_named(
+    drifted: Drifted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error of a write tells no file."""
+    monkeypatch.setattr(Workspace, "train", Path("/dev/full"))
+    outcome = retrain(drifted.database, drifted.settings)
+    assert outcome.reason == f"[Errno 28] No space left on device, in {drifted.settings.data_directory}"
+    assert list((drifted.settings.data_directory / "retraining").iterdir()) == []
 
 
 def test_a_full_disk_ends_the_run_with_that_reason(
