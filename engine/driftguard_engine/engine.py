@@ -102,6 +102,7 @@ class Engine:
         self._loader = DraftLoader(config, self._target, self._placement, self._past)
         plain = self._loader.without_files()
         self._drafts = Drafts(draft or self._loader.first(plain))
+        self._first_draft = self._drafts.serving.version
         self._decoder = open_decoder(
             config, self._target.model, self._target.eos_token_ids, self._drafts.drafter
         )
@@ -211,6 +212,8 @@ class Engine:
                         f"draft {version} is not in service: {self.config.state_dir} cannot be written to "
                         f"({error})"
                     ) from error
+            elif version != self._first_draft:
+                logger.warning("draft %s serves until this engine ends: --state-dir would keep it", version)
             return self._drafts.swap(version)
 
     def set_speculation(self, enabled: bool) -> None:

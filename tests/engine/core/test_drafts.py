@@ -272,6 +272,19 @@ def test_the_promoted_draft_serves_after_a_restart(
     assert [path.name for path in (tmp_path / "state").iterdir()] == ["draft_in_service.json"]
 
 
+def test_a_draft_that_a_restart_would_lose_is_told(
+    new_engine: Callable[..., Engine], better: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for options in ({"state_dir": tmp_path / "state"}, {}):
+        engine = new_engine(**options)
+        engine.load_draft(better, version="promoted")
+        first = engine.draft
+        engine.swap_draft("promoted")
+        engine.load_draft(str(first.directory), first.version)
+        engine.swap_draft(first.version)
+    assert caplog.messages == ["draft promoted serves until this engine ends: --state-dir would keep it"]
+
+
 def test_a_state_directory_that_cannot_be_written_to_is_named(
     new_engine: Callable[..., Engine], better: str, tmp_path: Path
 ) -> None:
