@@ -25,7 +25,8 @@ FAILED, BAD_USAGE = 1, 2
 LONGEST_NAME = 256
 LONGEST_SHUTDOWN_SECONDS = 3600.0
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
+# Boxes would cut off the names of options.
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 @app.command()
@@ -123,4 +124,4 @@ def _refuse(reason: str, code: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    app(prog_name="python -m driftguard_engine")
+    app(prog_name="driftguard engine")

@@ -69,9 +69,11 @@ def test_every_command_explains_itself(command: str) -> None:
 
 
 def test_the_engine_explains_itself() -> None:
-    result = driftguard("engine", "--help")
+    result = driftguard("engine", "--help", COLUMNS="80")
     assert result.returncode == 0
-    assert "--help" in result.stdout
+    assert result.stdout.startswith("Usage: driftguard engine [OPTIONS]\n")
+    for name in ("--help", "--suffix-past-tokens", "--prepared-outcomes", "--lookahead-candidates"):
+        assert f"  {name} " in result.stdout  # whole, however long it is
 
 
 HEAVY = {"aiohttp", "fastapi", "httpx", "numpy", "procrastinate", "scipy", "torch", "uvicorn"}
