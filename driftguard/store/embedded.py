@@ -77,6 +77,8 @@ def start_embedded(data_dir: Path, on_restart: Callable[[], None] = _nothing) ->
     finally:
         supervision.end()
         with _one_at_a_time:
+            with server._lock:  # or a process that was killed meanwhile would keep the server running
+                _forget_dead_users(server)
             server.__exit__(None, None, None)
 
 
@@ -144,16 +146,20 @@ def _start(server: PostgresServer, pgdata: Path) -> None:
 
 def _forget_the_dead(server: PostgresServer, pgdata: Path) -> None:
     """Removes what killed processes left: a postmaster.pid without its server, users that are gone."""
-    import psutil
-
     pid_file = pgdata / "postmaster.pid"
     if pid_file.exists() and not _postmaster_runs(pgdata):
         # After a reboot the number may belong to another program, which must not pass for our server.
         _log.warning("embedded_database_stale_pid_file", path=str(pid_file))
         pid_file.unlink()
+    _forget_dead_users(server, os.getpid())  # this process begins; an earlier one had its number
+
+
+def _forget_dead_users(server: PostgresServer, also: int | None = None) -> None:
+    import psutil
+
     users = server.global_process_id_list
     if users.path.exists():
-        users.put([pid for pid in users._get() if pid != os.getpid() and psutil.pid_exists(pid)])
+        users.put([pid for pid in users._get() if pid != also and psutil.pid_exists(pid)])
 
 
 def _postmaster_runs(pgdata: Path) -> bool:

@@ -89,6 +89,14 @@ def test_a_killed_process_leaves_a_server_that_is_adopted(data_dir: Path) -> Non
     assert postmaster(data_dir) is None, "the killed process still counted as a user"
 
 
+def test_a_process_killed_beside_another_does_not_keep_the_server_running(data_dir: Path) -> None:
+    with start_embedded(data_dir):
+        killed = hold(data_dir)
+        killed.kill()
+        killed.communicate()
+    assert postmaster(data_dir) is None
+
+
 def test_everything_killed_and_the_number_given_to_another_program(data_dir: Path) -> None:
     killed = hold(data_dir)
     pid = postmaster(data_dir)
