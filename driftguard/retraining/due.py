@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import takewhile
 
 from driftguard.diagnosis import CONFIDENCES, Confidence, Diagnosis
 from driftguard.store.serving_scores import Attempt
@@ -15,15 +16,17 @@ RECHECK_PART = 60  # looks for enough traffic during one wait
 SHORTEST_RECHECK = timedelta(seconds=2)
 LONGEST_RECHECK = timedelta(minutes=1)
 RETRY_FAILED_AFTER = timedelta(minutes=5)
+LONGEST_RETRY = timedelta(hours=1)  # while the engine does not answer
 
 
 @dataclass(frozen=True, slots=True)
 class PastRun:
-    """One earlier run of the incident. `lives`: its process still runs."""
+    """One earlier run of the incident. `lives`: its process still runs. `has_begun`: the engine answered."""
 
     state: str
     ended_at: datetime | None
     lives: bool
+    has_begun: bool = True
 
 
 def why_not(diagnosis: Diagnosis | None, least: Confidence, *, may_be_usual: bool = False) -> str | None:
@@ -51,9 +54,9 @@ def is_due(runs: Sequence[PastRun], now: datetime, wait: timedelta) -> bool:
     """Whether a run is due for an unresolved fall; `runs` are those of its incident, newest first.
 
     The first run starts at once. A run that had too little traffic is repeated until there is enough; one
-    that failed or was killed, a few times. After a rejection by the gate or a rollback by the watch only a
-    person or
-    the nightly job starts another: the same traffic would make the same draft.
+    that failed or was killed, a few times; one whose engine does not answer, for as long as that lasts, each
+    time after twice as long. After a rejection by the gate or a rollback by the watch only a person or the
+    nightly job starts another: the same traffic would make the same draft.
     """
     if not runs:
         return True
@@ -62,10 +65,14 @@ def is_due(runs: Sequence[PastRun], now: datetime, wait: timedelta) -> bool:
         return last.state not in ("rolling_out", "watching", "rolling_back") and not last.lives
     if last.state == "nothing_to_do":
         return now >= last.ended_at + recheck_after(wait)
-    failures = sum(run.state == "failed" for run in runs)
-    return (
-        last.state == "failed" and failures < MAXIMUM_FAILURES and now >= last.ended_at + RETRY_FAILED_AFTER
-    )
+    if (
+        last.state != "failed"
+        or sum(run.state == "failed" and run.has_begun for run in runs) >= MAXIMUM_FAILURES
+    ):
+        return False
+    unanswered = sum(1 for _ in takewhile(lambda run: not run.has_begun, runs))
+    retry = min(RETRY_FAILED_AFTER * 2 ** min(max(unanswered - 1, 0), 10), LONGEST_RETRY)
+    return now >= last.ended_at + retry
 
 
 def captures_to_score(incident: Incident) -> int:

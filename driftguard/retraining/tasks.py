@@ -192,7 +192,7 @@ class RetrainingJobs:
                 continue
             if stream.server in self._servers():
                 past = [
-                    PastRun(run.state, run.ended_at, _lives(session, run))
+                    PastRun(run.state, run.ended_at, _lives(session, run), run.parent_version is not None)
                     for run in retrain_runs.of_incident(session, incident.id)
                 ]
                 if is_due(past, now, wait):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from driftguard.retraining.due import MAXIMUM_FAILURES, PastRun, is_due
@@ -33,6 +34,19 @@ def test_a_failure_is_repeated_later_and_not_for_ever() -> None:
     assert not is_due([ended("failed", 1)], NOW, WAIT)
     assert is_due([ended("failed", 6)], NOW, WAIT)
     assert not is_due([ended("failed", 6 * n) for n in range(1, MAXIMUM_FAILURES + 1)], NOW, WAIT)
+
+
+def test_an_engine_that_does_not_answer_is_asked_again_as_long_as_it_is_away() -> None:
+    """Ever more rarely; what it does not take part in is no failure of the training."""
+    away = [replace(ended("failed", 5 + 5 * n), has_begun=False) for n in range(3)]
+    assert not is_due(away, NOW, WAIT)
+    assert is_due(away, NOW + timedelta(minutes=15), WAIT)
+    for_days = [replace(ended("failed", 65 * (1 + n)), has_begun=False) for n in range(60)]
+    assert is_due(for_days, NOW, WAIT)
+    assert not is_due([replace(ended("failed", 55), has_begun=False), *for_days], NOW, WAIT)
+    failed = [ended("failed", 20_000)] * (MAXIMUM_FAILURES - 1)
+    assert is_due([*for_days, *failed], NOW, WAIT)
+    assert not is_due([*for_days, *failed, *failed], NOW, WAIT)
 
 
 def test_a_running_or_watched_draft_is_left_alone_but_a_killed_run_is_not() -> None:
