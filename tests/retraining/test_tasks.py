@@ -211,6 +211,24 @@ def test_an_engine_that_is_away_is_asked_again(
     assert waiting(drifted.database) == 1
 
 
+def test_an_engine_that_was_away_for_long_gets_its_retraining_when_it_is_back(
+    drifted: Drifted, jobs: RetrainingJobs, queue: procrastinate.App, tmp_path: Path
+) -> None:
+    away = make_settings(tmp_path / "data", "http://127.0.0.1:9")
+    for hours in range(5, 0, -1):
+        retrain(drifted.database, away, trigger="incident", incident_id=drifted.incident_id)
+        past = datetime.now(UTC) - timedelta(hours=hours)
+        with drifted.database.session() as session:
+            session.execute(
+                update(RetrainRun)
+                .where(RetrainRun.ended_at > datetime.now(UTC) - timedelta(minutes=1))
+                .values(started_at=past, ended_at=past)
+            )
+    assert [run.state for run in runs(drifted.database)] == ["failed"] * 5
+    jobs.defer_due(queue)
+    assert waiting(drifted.database) == 1
+
+
 def serve_another(drifted: Drifted, engine: EngineStub, version: str) -> None:
     """The engine is started with another draft, whose records come from now on."""
     engine.serving = {**engine.serving, "version": version}
