@@ -17,8 +17,11 @@ from typing import Any, Final
 
 import psycopg
 import structlog
+from psycopg.conninfo import make_conninfo
 from psycopg.errors import (
     IdleInTransactionSessionTimeout,
+    InsufficientPrivilege,
+    InvalidSchemaName,
     LockNotAvailable,
     ProgramLimitExceeded,
     QueryCanceled,
@@ -46,6 +49,8 @@ _UNREACHABLE = (
     psycopg.OperationalError,
     psycopg.InterfaceError,
 )
+# The role may not do it, or there is nothing that it could do it in.
+_REFUSED = (InsufficientPrivilege, InvalidSchemaName)
 _SCHEMES = ("postgres", "postgresql", "postgresql+psycopg")
 _DELETES_NOTHING = text("DELETE FROM alembic_version WHERE false")
 _WORK = "work"  # in `Connection.info`: what the server was last told about
@@ -68,7 +73,18 @@ _SERVER_KEEPALIVES: Final = {
     "tcp_keepalives_interval": "5",
     "tcp_keepalives_count": "4",
 }
-_SESSION: Final = {"TimeZone": "UTC", **_SERVER_KEEPALIVES}
+# In every session, because a role, a database or a variable such as PGDATESTYLE may have others: then the
+# driver cannot read times, names in other scripts cannot be sent, floats are rounded, and who waited for
+# a lock does not see what its holder wrote.
+_SESSION: Final = {
+    "TimeZone": "UTC",
+    "DateStyle": "ISO",
+    "IntervalStyle": "postgres",
+    "client_encoding": "UTF8",
+    "extra_float_digits": "1",
+    "default_transaction_isolation": "read committed",
+    **_SERVER_KEEPALIVES,
+}
 _log = structlog.get_logger(__name__)
 
 
@@ -310,13 +326,16 @@ class Database:
     @property
     def place(self) -> str:
         """Where the database is, for messages; never the password."""
-        host = self.url.host or self.url.query.get("host") or "the local socket"
-        return f"database {self.url.database or 'postgres'!r} at {host}:{self.url.port or 5432}"
+        query = self.url.normalized_query
+        hosts = ",".join(query.get("host", ()))  # of a cluster, which may have a port each
+        port = self.url.port or ",".join(query.get("port", ())) or ("" if ":" in hosts else 5432)
+        where = f"{self.url.host or hosts or 'the local socket'}:{port}".removesuffix(":")
+        return f"database {self.url.database or 'postgres'!r} at {where}"
 
     @contextmanager
     def reachable(self, work: Work = REQUEST) -> Iterator[None]:
-        """Raises DatabaseUnavailable for what the driver raises of a connection that fails or may only read,
-        and BadInput for a value that no index can hold."""
+        """Raises DatabaseUnavailable for what the driver raises of a connection that fails, may only read or
+        lacks a right, and BadInput for a value that no index can hold."""
         try:
             yield
         except (*_UNREACHABLE, DBAPIError, psycopg.Error) as error:
@@ -325,9 +344,19 @@ class Database:
             if (timeout := self._timeout(error, work)) is not None:
                 self._report(timeout)
                 raise timeout from error
+            if isinstance(_cause(error), _REFUSED):
+                raise DatabaseUnavailable(
+                    f"{self.place}: {_reason(error)}; {self._what_is_owned()}"
+                ) from error
             if not isinstance(error, _UNREACHABLE) and not _is_read_only(error):
                 raise
             raise DatabaseUnavailable(f"{self.place}: {_reason(error)}") from error
+
+    def _what_is_owned(self) -> str:
+        role = self.url.username or self.url.query.get("user") or "of DriftGuard"
+        return (
+            f"the role {role} has to own the database, or a schema in its search_path, and the tables in it"
+        )
 
     def _timeout(self, error: Exception, work: Work) -> DatabaseTimeout | None:
         match _cause(error):
@@ -367,13 +396,21 @@ def upgrade(url: str) -> None:
 def parse_url(url: str) -> URL:
     """Accepts postgres://, postgresql://, postgresql+psycopg://. Raises BadSettings; never shows the URL."""
     try:
-        parsed = make_url(url)
+        parsed = make_url(url.strip())  # a file ends in a newline
     except (ArgumentError, ValueError):
         raise BadSettings(
             "database_url: not a URL; expected postgresql://user:password@host:port/database"
         ) from None
     if parsed.drivername not in _SCHEMES:
         raise BadSettings(f"database_url: {parsed.drivername}:// is not supported; expected postgresql://")
+    if url.count("@") > 1 and "@" in f"{parsed.host}{parsed.database}":
+        raise BadSettings(
+            "database_url: special characters of a password are to be escaped, such as @ as %40"
+        )
+    try:
+        make_conninfo(**dict.fromkeys(parsed.query, ""))
+    except psycopg.ProgrammingError as error:
+        raise BadSettings(f"database_url: {_reason(error)}") from None
     parsed = parsed.set(drivername="postgresql+psycopg")
     if "application_name" not in parsed.query:
         parsed = parsed.update_query_dict({"application_name": "driftguard"})
@@ -416,10 +453,10 @@ def is_too_slow(error: Exception) -> bool:
 
 
 def is_database_failure(error: Exception) -> bool:
-    """Connection, timeout, deadlock, disk, read-only: whatever was being stored is not the reason. A limit
-    that a statement broke by what it holds (class 54, as a row too large for its index) is not meant."""
+    """Connection, timeout, deadlock, disk, read-only, rights: whatever was being stored is not the reason. A
+    limit that a statement broke by what it holds (class 54: a row too large for its index) is not meant."""
     cause = _cause(error)
-    if isinstance(cause, IdleInTransactionSessionTimeout) or _is_read_only(error):
+    if isinstance(cause, (IdleInTransactionSessionTimeout, *_REFUSED)) or _is_read_only(error):
         return True
     if not isinstance(error, (DatabaseUnavailable, *_UNREACHABLE)):
         return False

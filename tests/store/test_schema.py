@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
 
+import psycopg
 import pytest
 from alembic import command
-from sqlalchemy import text
+from sqlalchemy import select, text
 
 from driftguard.errors import BadSettings, DatabaseUnavailable
 from driftguard.store.database import Database, parse_url, upgrade
 from driftguard.store.migrations import alembic_config, head_revision
+from driftguard.store.records import insert_batches
 from driftguard.store.retention import maintain
-from driftguard.store.tables import Base
+from driftguard.store.streams import StreamRegistry
+from driftguard.store.tables import Base, Record
 from tests.conftest import fresh_database
+from tests.store.samples import make_records
 from tests.store.test_partitions import NOON, RETENTION
 
 
@@ -99,6 +106,104 @@ def test_other_urls_are_refused_without_showing_them(url: str) -> None:
     with pytest.raises(BadSettings, match="database_url") as caught:
         Database.open(url)
     assert "hunter2" not in caught.value.detail
+
+
+@pytest.mark.parametrize("url", ["postgresql://me:half@hunter2@h/d", "postgresql://me:half@hunt/er2@h:1/d"])
+def test_an_unescaped_password_is_explained_without_showing_it(url: str) -> None:
+    with pytest.raises(BadSettings, match=r"database_url:.*password.*@ as %40") as caught:
+        Database.open(url)
+    assert "hunt" not in caught.value.detail
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql://me@h:pw@h/d", "postgresql://me:p%40w@h/a%40b", "postgresql://h/d?user=a@b"]
+)
+def test_an_at_sign_may_stand_where_it_means_one_thing(url: str) -> None:
+    parse_url(url)
+
+
+def test_an_unknown_option_of_the_url_is_named() -> None:
+    with pytest.raises(BadSettings, match=r'database_url: invalid connection option "sslmod"'):
+        Database.open("postgresql://me:hunter2@h/d?sslmod=verify-full")
+
+
+def test_a_url_out_of_a_file_may_end_in_a_newline() -> None:
+    assert parse_url(" postgresql://me:pw@h/d\n") == parse_url("postgresql://me:pw@h/d")
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("postgresql://u@/d?host=/run/pg&port=6543", "database 'd' at /run/pg:6543"),
+        ("postgresql://u@/d?host=one:1&host=two:2", "database 'd' at one:1,two:2"),
+        ("postgresql://u@/d?host=one,two&port=1,2", "database 'd' at one,two:1,2"),
+    ],
+)
+def test_a_place_named_by_options_is_told(url: str, place: str) -> None:
+    assert Database.open(url).place == place
+
+
+def test_a_role_without_rights_is_told_what_it_lacks(postgres_server: str, empty_database_url: str) -> None:
+    with _role(postgres_server) as role:
+        database = Database.open(_as(role, empty_database_url))
+        with pytest.raises(DatabaseUnavailable, match=f"permission denied for schema public.*{role}.*own"):
+            database.upgrade()
+        database.close()
+
+
+def test_tables_of_another_role_are_told(postgres_server: str, database_url: str) -> None:
+    """As after a restore by a superuser."""
+    with _role(postgres_server) as role:
+        database = Database.open(_as(role, database_url))
+        for attempt in (database.check_schema, database.upgrade):
+            with pytest.raises(DatabaseUnavailable, match=f"permission denied for table.*{role}.*own"):
+                attempt()
+        database.close()
+
+
+def test_a_missing_schema_is_told(empty_database_url: str) -> None:
+    database = Database.open(f"{empty_database_url}&options=-csearch_path%3Dnowhere")
+    with pytest.raises(DatabaseUnavailable, match="no schema has been selected to create in"):
+        database.upgrade()
+    database.close()
+
+
+@contextmanager
+def _role(server_url: str) -> Iterator[str]:
+    name = f"role_{uuid4().hex}"
+    with psycopg.connect(server_url, autocommit=True) as connection:
+        connection.execute(f"CREATE ROLE {name} LOGIN")
+        yield name
+        connection.execute(f"DROP ROLE {name}")
+
+
+def _as(role: str, url: str) -> str:
+    return parse_url(url).set(username=role).render_as_string(hide_password=False)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "DateStyle = 'German'",
+        "IntervalStyle = 'iso_8601'",
+        "client_encoding = 'LATIN1'",
+        "extra_float_digits = 0",
+        "default_transaction_isolation = 'serializable'",
+    ],
+)
+def test_what_a_database_is_set_to_changes_nothing(database_url: str, setting: str) -> None:
+    with psycopg.connect(database_url.replace("+psycopg", ""), autocommit=True) as connection:
+        connection.execute(f"ALTER DATABASE {connection.info.dbname} SET {setting}")
+    database = Database.open(database_url)
+    record = make_records(1, segment="日本語", temperature=0.1 + 0.2)[0]
+    with database.session() as session:
+        insert_batches(session, [[record]], StreamRegistry(), datetime.now(UTC))
+    with database.session() as session:
+        row = session.scalars(select(Record)).one()
+        assert (row.segment, row.ended_at, row.temperature) == ("日本語", record.ended_at, record.temperature)
+        assert session.scalar(text("SELECT interval '90 s'")) == timedelta(seconds=90)
+        assert session.scalar(text("SHOW transaction_isolation")) == "read committed"
+    database.close()
 
 
 def test_times_come_back_in_utc(database: Database) -> None:
