@@ -11,7 +11,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from psycopg.errors import LockNotAvailable
+from psycopg.errors import DeadlockDetected, LockNotAvailable
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
@@ -89,12 +89,12 @@ def run_upgrade(connection: Connection, *, place: str) -> None:
 
 
 def _upgraded(connection: Connection) -> bool:
-    """False, with nothing changed, where another transaction kept a lock."""
+    """False, with nothing changed, where another transaction kept a lock, or also waited for one of ours."""
     try:
         command.upgrade(alembic_config(connection), "head")
         connection.commit()
     except DBAPIError as error:
-        if not isinstance(error.orig, LockNotAvailable):
+        if not isinstance(error.orig, (LockNotAvailable, DeadlockDetected)):
             raise
         connection.rollback()
         return False
