@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import threading
@@ -181,6 +182,18 @@ def test_a_directory_that_this_user_may_not_enter(tmp_path: Path) -> None:
     found = patient.checked()["data directory"]
     assert found["state"] == "failed"
     assert "cannot be reached" in found["found"]
+
+
+def test_a_directory_that_is_not_there_is_not_mended_by_giving_away_the_one_above(
+    patient: Patient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which may be the root of the file system."""
+    patient.settings = [f'data_dir = "{tmp_path}/deep/data"', "port = 9"]
+    monkeypatch.setattr(os, "access", lambda place, mode: Path(place) != tmp_path)
+    found = patient.checked()["data directory"]
+    assert (found["state"], found["found"]) == ("failed", f"{tmp_path}/deep/data cannot be made")
+    assert f"install -d -o {os.getuid()} {tmp_path}/deep/data" in found["fix"]
+    assert "chown" not in found["fix"]
 
 
 def test_servers_that_never_end_their_answer_do_not_hold_it_up(

@@ -48,6 +48,10 @@ def files(settings: Settings, config: Path | None) -> Iterator[Finding]:
     if place is None:
         fix = "let this user enter the directories above it, or set data_dir"
         yield Finding("data directory", "failed", f"{settings.data_directory} cannot be reached", fix)
+    elif not os.access(place, os.W_OK | os.X_OK) and place != settings.data_directory:
+        make = f"install -d -o {os.getuid()} {settings.data_directory}"
+        told = f"{settings.data_directory} cannot be made"
+        yield Finding("data directory", "failed", told, f"make it for this user, or set data_dir ({make})")
     elif not os.access(place, os.W_OK | os.X_OK):
         fix = f"let this user write there, or set data_dir (chown {os.getuid()} {place})"
         yield Finding("data directory", "failed", f"{place} cannot be written", fix)
