@@ -76,6 +76,8 @@ def commands_of_shell(script: str) -> list[list[str]]:
 def _arguments(words: list[str]) -> int | None:
     """Where the arguments of `driftguard` begin; None where these words run another command."""
     if words[:3] == ["docker", "compose", "exec"]:
+        if next(word for word in words[3:] if not word.startswith("-")) != "driftguard":
+            return None  # a program of another service
         return words.index("driftguard", words.index("driftguard") + 1) + 1
     for number, word in enumerate(words):
         if Path(word).name == "driftguard":
