@@ -326,11 +326,9 @@ class Database:
     @property
     def place(self) -> str:
         """Where the database is, for messages; never the password."""
-        query = self.url.normalized_query
-        hosts = ",".join(query.get("host", ()))  # of a cluster, which may have a port each
-        port = self.url.port or ",".join(query.get("port", ())) or ("" if ":" in hosts else 5432)
-        where = f"{self.url.host or hosts or 'the local socket'}:{port}".removesuffix(":")
-        return f"database {self.url.database or 'postgres'!r} at {where}"
+        host = self.url.host or self.url.query.get("host") or "the local socket"
+        port = self.url.port or self.url.query.get("port") or 5432
+        return f"database {self.url.database or 'postgres'!r} at {host}:{port}"
 
     @contextmanager
     def reachable(self, work: Work = REQUEST) -> Iterator[None]:
@@ -412,6 +410,10 @@ def parse_url(url: str) -> URL:
     except psycopg.ProgrammingError as error:
         raise BadSettings(f"database_url: {_reason(error)}") from None
     parsed = parsed.set(drivername="postgresql+psycopg")
+    if "host" in parsed.query:  # host=a:1&host=b:2 is SQLAlchemy's way, and libpq's host=a,b&port=1,2
+        _, arguments = parsed.get_dialect()().create_connect_args(parsed)
+        named = {name: str(arguments[name]) for name in ("host", "port") if arguments.get(name)}
+        parsed = parsed.update_query_dict(named)
     if "application_name" not in parsed.query:
         parsed = parsed.update_query_dict({"application_name": "driftguard"})
     return parsed

@@ -135,12 +135,24 @@ def test_a_url_out_of_a_file_may_end_in_a_newline() -> None:
     ("url", "place"),
     [
         ("postgresql://u@/d?host=/run/pg&port=6543", "database 'd' at /run/pg:6543"),
-        ("postgresql://u@/d?host=one:1&host=two:2", "database 'd' at one:1,two:2"),
+        ("postgresql://u@/d?host=one:1&host=two:2", "database 'd' at one,two:1,2"),
         ("postgresql://u@/d?host=one,two&port=1,2", "database 'd' at one,two:1,2"),
     ],
 )
 def test_a_place_named_by_options_is_told(url: str, place: str) -> None:
     assert Database.open(url).place == place
+
+
+def test_libpq_and_the_pool_find_the_same_of_several_hosts(database_url: str) -> None:
+    """Jobs have connections of libpq alone."""
+    parsed = parse_url(database_url)
+    host, port = parsed.query["host"], parsed.query.get("port", 5432)
+    several = parsed.difference_update_query(["host", "port"]).render_as_string(hide_password=False)
+    database = Database.open(f"{several}&host=127.0.0.1:1&host={host}:{port}")
+    database.check_schema()
+    with psycopg.connect(database.libpq_url) as connection:
+        assert connection.info.host == host
+    database.close()
 
 
 def test_a_role_without_rights_is_told_what_it_lacks(postgres_server: str, empty_database_url: str) -> None:
