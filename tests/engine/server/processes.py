@@ -1,4 +1,4 @@
-"""The engine as a process of its own, with the options of `python -m driftguard_engine`."""
+"""The engine as a process of its own, with the options of `driftguard engine`."""
 
 from __future__ import annotations
 
@@ -45,4 +45,4 @@ def serving_process(
 
 
 def engine_main(arguments: Sequence[str]) -> None:
-    app(list(arguments), prog_name="python -m driftguard_engine")
+    app(list(arguments), prog_name="driftguard engine")
