@@ -5,10 +5,19 @@ from __future__ import annotations
 import re
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, get_args
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -83,7 +92,19 @@ def _as_sent(key: SecretStr) -> SecretStr:
 Key = Annotated[SecretStr, AfterValidator(_as_sent)]
 
 
-class _Group(BaseModel):
+class _NoSwitchForANumber(BaseModel):
+    """pydantic would take true for 1, as a day of retention."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_none_of_a_switch(cls, value: object, told: ValidationInfo) -> object:
+        kind = cls.model_fields[told.field_name or ""].annotation
+        if isinstance(value, bool) and bool not in (kind, *get_args(kind)):
+            raise ValueError("cannot be true or false")
+        return value
+
+
+class _Group(_NoSwitchForANumber):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
@@ -508,7 +529,7 @@ class ProxySettings(_Group):
     )
 
 
-class Settings(BaseSettings):
+class Settings(_NoSwitchForANumber, BaseSettings):
     """All settings of the sidecar. `driftguard settings` prints them."""
 
     model_config = SettingsConfigDict(

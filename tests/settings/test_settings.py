@@ -51,6 +51,12 @@ def test_command_line_then_environment_then_file(tmp_path: Path, monkeypatch: py
         ("[captre]\nenabled = true", "captre: no such setting; did you mean capture?"),
         ("[[sources]]\nurl = 'http://a'\nservre = 'a'", "sources.0.servre: no such setting; `driftguard"),
         ("[[sources]]\nserver = 'a'", "sources.0.url: needed, but not set"),
+        ("port = true", "port: cannot be true or false"),
+        ("[retention]\nrecords_days = true", "retention.records_days: cannot be true or false"),
+        (
+            "[[sources]]\nurl = 'http://a'\nnum_speculative_tokens = true",
+            "sources.0.num_speculative_tokens: ",
+        ),
         ("[capture]\nenabled = 'maybe'", "capture.enabled: input should be a valid boolean, not 'maybe'"),
         (
             "[[sources]]\nurl = 'chat:8000'",
