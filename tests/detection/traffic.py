@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,8 @@ from driftguard.detection import (
     StreamState,
     fold,
 )
+
+Floats = NDArray[np.float64]
 
 BETWEEN_REQUESTS = 0.12  # standard deviation of the true acceptance of requests of one segment
 START = 1_700_000_000.0
@@ -112,17 +114,27 @@ def growing_sessions(
     between: float,
     within: float = 0.1,
     drop: tuple[int, float] = (0, 0.0),
+    shape: Callable[[Floats], Floats] = lambda part: part,
+    slopes_differ: float = 0.0,
+    some_begun: bool = False,
 ) -> ObservationBatch:
     """Requests of named sessions of so many turns, over which acceptance falls by `falls`; from place drop[0]
-    on all means are lower by drop[1]. Sessions differ by `between`, their requests by `within`."""
+    on all means are lower by drop[1]. Sessions differ by `between`, their requests by `within`.
+
+    `shape`: which part of the fall is reached at which part of the session. `slopes_differ`: from session to
+    session. `some_begun`: the first ones begin at any turn, else all at their first."""
     rng = np.random.default_rng(seed)
     slot = rng.integers(0, open_at_once, n)
     place = np.zeros(n, dtype=np.int64)  # among the requests of its slot
     for number in range(open_at_once):
         own = np.flatnonzero(slot == number)
         place[own] = np.arange(len(own))
+    if some_begun:
+        place += rng.integers(0, turns, open_at_once)[slot]
     session = place // turns * open_at_once + slot
-    mean = 0.7 - falls * (place % turns) / turns + rng.normal(0.0, between, n + open_at_once)[session]
+    sessions = n + open_at_once
+    slope = falls + (rng.normal(0.0, slopes_differ, sessions)[session] if slopes_differ else 0.0)
+    mean = 0.7 - slope * shape(place % turns / turns) + rng.normal(0.0, between, sessions)[session]
     mean[drop[0] :] -= drop[1]
     mean = np.clip(mean, 0.03, 0.97)
     precision = mean * (1.0 - mean) / within**2 - 1.0
