@@ -71,8 +71,8 @@ def is_due(runs: Sequence[PastRun], now: datetime, wait: timedelta) -> bool:
     ):
         return False
     unanswered = sum(1 for _ in takewhile(lambda run: not run.has_begun, runs))
-    retry = min(RETRY_FAILED_AFTER * 2 ** min(max(unanswered - 1, 0), 10), LONGEST_RETRY)
-    return now >= last.ended_at + retry
+    doublings = min(max(unanswered - 1, 0), 10)
+    return now >= last.ended_at + min(RETRY_FAILED_AFTER * (1 << doublings), LONGEST_RETRY)
 
 
 def captures_to_score(incident: Incident) -> int:
