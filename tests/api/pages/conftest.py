@@ -78,7 +78,14 @@ def open_page(browser: Browser) -> Iterator[Opener]:
 
         page.on("console", lambda message: complain(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: complain(str(error)))
-        page.on("requestfailed", lambda request: complain(f"{request.url} failed: {request.failure}"))
+        page.on(
+            "requestfailed",
+            lambda request: (
+                None  # of a page that is left, the browser cancels what still runs
+                if request.failure == "net::ERR_ABORTED"
+                else complain(f"{request.url} failed: {request.failure}")
+            ),
+        )
         page.on(
             "request",
             lambda request: (
