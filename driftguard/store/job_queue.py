@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
 from procrastinate import PsycopgConnector, SyncPsycopgConnector
 from procrastinate.exceptions import ConnectorException
+from psycopg_pool import AsyncConnectionPool
 
 from driftguard.store.database import (
     JOBS,
@@ -24,10 +26,45 @@ _POOL_CONNECTIONS = 7  # two workers with one job at a time: fetching, listening
 _POOL_SECONDS = 4.0  # for a connection out of the pool: a worker that is stopped asks for two in turn
 
 
+class _Pool(AsyncConnectionPool[Any]):
+    """Ends with the task that waits for it. asyncio.wait_for, by which it waits, loses a cancellation before
+    Python 3.12 (gh-86296) that comes together with what is waited for: the worker would go on for ever."""
+
+    async def open(self, wait: bool = False, timeout: float = 30.0) -> None:  # noqa: ASYNC109 (the base's)
+        asked = _cancellations()
+        try:
+            await super().open(wait, timeout)
+            _end_if_cancelled(asked)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def getconn(self, timeout: float | None = None) -> Any:  # noqa: ASYNC109 (the base's)
+        asked = _cancellations()
+        connection = await super().getconn(timeout)
+        try:
+            _end_if_cancelled(asked)
+        except asyncio.CancelledError:
+            await self.putconn(connection)
+            raise
+        return connection
+
+
+def _cancellations() -> int:
+    task = asyncio.current_task()
+    return task.cancelling() if task is not None else 0
+
+
+def _end_if_cancelled(asked_before: int) -> None:
+    if _cancellations() > asked_before:
+        raise asyncio.CancelledError
+
+
 def worker_connector(database: Database) -> PsycopgConnector:
     """For the process that runs jobs; open it with `App.open_async`."""
     logging.getLogger("procrastinate.utils").addFilter(_is_news)
     return PsycopgConnector(
+        pool_factory=_Pool,
         min_size=1,
         connection_class=WatchedAsyncConnection,
         configure=_configure_async,
