@@ -77,9 +77,7 @@ class CounterAdapter:
         labels = {} if target is None else {"model_name": target}
         per_position = increase.per_position(self.accepted_per_position, "position", **labels)
         generated = increase.whole(self.generated, **labels) or 0
-        running = [
-            reading.whole(self.running, **labels) if self.running else None for reading in (before, after)
-        ]
+        running = self._running(after, labels)
         window = Window(
             target=target,
             begun_at=increase.begun_at,
@@ -96,13 +94,18 @@ class CounterAdapter:
             prompt_tokens=increase.whole(self.prompts, **labels),
             time_to_first_token_seconds=increase.mean(self.ttft, **labels) if self.ttft else None,
             time_per_output_token_seconds=self._seconds_per_token(increase, labels),
-            concurrency=running[1],
-            is_stalled=self.counts_as_it_goes and not generated and all(running),
+            concurrency=running,
+            is_stalled=self.counts_as_it_goes
+            and not generated
+            and bool(running and self._running(before, labels)),
             waiting_requests=after.whole(self.waiting, **labels) if self.waiting else None,
             started_requests=increase.whole(f"{self.ttft}_count", **labels) if self.ttft else None,
         )
         step = self._printed_step(after, self.drafted, labels)
         return window if step == 1 else self._rounded(window, step, after, labels)
+
+    def _running(self, reading: Reading, labels: dict[str, str]) -> int | None:
+        return reading.whole(self.running, **labels) if self.running else None
 
     def _rounded(self, window: Window, step: int, after: Reading, labels: dict[str, str]) -> Window:
         """Its counts are printed in such steps; those of positions are exact, and give what was accepted."""
