@@ -21,51 +21,22 @@ REQUESTS: Final = 8_000
 CHANGE, DROP, WITHIN = 7_000, 0.1, 1_000
 BATCH: Final = 500
 
+_ALIKE: Final = {"falls": 0.15, "turns": 50, "open_at_once": 8, "between": 0.0}
+_USUAL: Final = {**_ALIKE, "between": 0.05}
 ROWS: Final[dict[str, dict[str, Any]]] = {
-    "falls by .15 in 50 turns": {"falls": 0.15, "turns": 50, "open_at_once": 8, "between": 0.05},
-    "falls by .08 in 50, all begin together": {
-        "falls": 0.08,
-        "turns": 50,
-        "open_at_once": 20,
-        "between": 0.0,
-    },
-    "falls by .10 in 30": {"falls": 0.10, "turns": 30, "open_at_once": 8, "between": 0.05},
-    "falls by .15 in 50, sessions do not differ": {
-        "falls": 0.15,
-        "turns": 50,
-        "open_at_once": 8,
-        "between": 0.0,
-    },
-    "the same, some had begun before": {
-        "falls": 0.15,
-        "turns": 50,
-        "open_at_once": 8,
-        "between": 0.0,
-        "some_begun": True,
-    },
-    "falls by .15 at turn 25": {
-        "falls": 0.15,
-        "turns": 50,
-        "open_at_once": 8,
-        "between": 0.05,
-        "shape": lambda part: (part >= 0.5).astype(float),
-    },
+    "falls by .15 in 50 turns": _USUAL,
+    "falls by .08 in 50, all begin together": {**_ALIKE, "falls": 0.08, "open_at_once": 20},
+    "falls by .10 in 30": {**_USUAL, "falls": 0.10, "turns": 30},
+    "falls by .15 in 50, sessions do not differ": _ALIKE,
+    "the same, some had begun before": {**_ALIKE, "some_begun": True},
+    "falls by .15 at turn 25": {**_USUAL, "shape": lambda part: (part >= 0.5).astype(float)},
     "falls by .15 in the second half of 50": {
-        "falls": 0.15,
-        "turns": 50,
-        "open_at_once": 8,
-        "between": 0.05,
+        **_USUAL,
         "shape": lambda part: np.maximum(0.0, 2.0 * part - 1.0),
     },
-    "rises by .15 in 50": {"falls": -0.15, "turns": 50, "open_at_once": 8, "between": 0.05},
-    "each in a way of its own, sd .10 in 50": {
-        "falls": 0.0,
-        "turns": 50,
-        "open_at_once": 8,
-        "between": 0.05,
-        "slopes_differ": 0.1,
-    },
-    "does not follow the turn": {"falls": 0.0, "turns": 50, "open_at_once": 8, "between": 0.05},
+    "rises by .15 in 50": {**_USUAL, "falls": -0.15},
+    "each in a way of its own, sd .10 in 50": {**_USUAL, "falls": 0.0, "slopes_differ": 0.1},
+    "does not follow the turn": {**_USUAL, "falls": 0.0},
 }
 
 
