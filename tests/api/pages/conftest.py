@@ -81,8 +81,8 @@ def open_page(browser: Browser) -> Iterator[Opener]:
         page.on(
             "requestfailed",
             lambda request: (
-                None  # of a page that is left, the browser cancels what still runs
-                if request.failure == "net::ERR_ABORTED"
+                None  # an update of a page that is left is cancelled by the browser
+                if (request.failure, request.resource_type) == ("net::ERR_ABORTED", "fetch")
                 else complain(f"{request.url} failed: {request.failure}")
             ),
         )
