@@ -34,7 +34,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 
 from driftguard.errors import BadInput, BadSettings, DatabaseUnavailable
-from driftguard.store import migrations
+from driftguard.store import migrations, pooled_sessions
 from driftguard.store.column_types import tell_refusals_as_they_are
 
 POOL_SIZE = 5
@@ -310,8 +310,21 @@ class Database:
             migrations.check_revision(connection, place=self.place)
             connection.execute(_DELETES_NOTHING)  # which a read-only database refuses, as a hot standby
 
+    def check_sessions(self) -> None:
+        """Raises BadSettings where a pooler pools transactions: a lock would be another's, and stay behind.
+        Raises DatabaseUnavailable."""
+        with self.connect(CHECK) as one, self.connect(CHECK) as other:
+            if pooled_sessions.is_shared(one, other):
+                raise BadSettings(
+                    f"database_url: {self.place}: a connection pooler in between pools transactions, which "
+                    "loses the locks and settings of a session: let it pool sessions (PgBouncer: "
+                    "pool_mode = session), or name PostgreSQL's own address"
+                )
+
     def upgrade(self) -> None:
-        """Runs the migrations that are missing. Raises DatabaseUnavailable (unreachable, or ahead)."""
+        """Runs the migrations that are missing. Raises DatabaseUnavailable (unreachable, or ahead), and
+        BadSettings as `check_sessions`."""
+        self.check_sessions()
         with self.connect(UPGRADE) as connection:
             migrations.run_upgrade(connection, place=self.place)
 

@@ -23,6 +23,8 @@ def open_database(settings: Settings) -> Iterator[Database]:
         try:
             if settings.database_url is None:
                 database.upgrade()
+            else:
+                database.check_sessions()
             database.check_schema()
             yield database
         finally:

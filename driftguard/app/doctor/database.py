@@ -39,7 +39,12 @@ def database(settings: Settings) -> Iterator[Finding]:
             yield Finding("database", "failed", str(error), fix)
             return
         try:
+            opened.check_sessions()
             opened.check_schema()
+        except BadSettings as error:
+            fix = "pool_mode = session (PgBouncer), or PostgreSQL's own address as database_url"
+            yield Finding("database sessions", "failed", str(error), fix)
+            return
         except DatabaseUnavailable as error:
             yield _schema(settings, error)
             return
