@@ -18,6 +18,7 @@ MASK: Final = "***"
 UNREADABLE: Final = "(an address that cannot be read)"
 LEAST_CHARACTERS: Final = 4  # of a secret; masking a shorter one would mask half of every line
 _LEAST_PATH_CHARACTERS: Final = 8  # of a part of a path: "hook" is not a secret
+_DATABASE_SECRET: Final = re.compile("password|secret|scram")  # of the names of libpq's options
 _ADDRESS: Final = re.compile(
     r"^([A-Za-z][A-Za-z0-9+.-]*://)(?:[^/?#]*@)?(\[[0-9a-fA-F:.]*\]|[^/?#@:\[\]]*)(:[0-9]*)?"
 )  # a port is digits only: part of a password that was not percent-encoded could be there
@@ -31,12 +32,17 @@ def address(url: str) -> str:
 
 def secrets_of_url(url: str, *, is_webhook: bool = False) -> Iterator[str]:
     """Its password (or its user name, if there is no password), the values of its query; a webhook's path
-    too."""
+    too. Of a database only passwords."""
     try:
         parts = urlsplit(url)
     except ValueError:
         return
     userinfo = parts.netloc.rpartition("@")[0]
+    if parts.scheme.startswith("postgres"):  # what is no password there is in every other line of a log
+        yield userinfo.partition(":")[2]
+        pairs = (pair.partition("=") for pair in parts.query.split("&"))
+        yield from (value for name, _, value in pairs if _DATABASE_SECRET.search(unquote(name)))
+        return
     yield userinfo.partition(":")[2] or userinfo
     yield b64encode(unquote(userinfo).encode()).decode()  # as in the Authorization header
     yield from (pair.partition("=")[2] or pair for pair in parts.query.split("&"))

@@ -88,6 +88,20 @@ def test_of_an_address_only_scheme_host_and_port_are_shown(url: str, shown: str)
     assert address(url) == shown
 
 
+def test_of_the_address_of_a_database_only_passwords_are_masked() -> None:
+    """Hosts, options and the name of a role without a password are what an error of the database is about."""
+    url = (
+        "postgresql://driftguard@/records?host=db-1:5432,db-2:5432&target_session_attrs=read-write"
+        "&sslmode=require&sslpassword=sesame-1&password=sesame-2"
+    )
+    secrets = secrets_of(Settings.model_validate({"database_url": url}))
+    line = "driftguard: db-1:5432: session is not read-write, require"
+    assert secrets.masked(line) == line
+    assert secrets.masked("sesame-1 sesame-2") == f"{MASK} {MASK}"
+    withheld = secrets_of(Settings.model_validate({"database_url": "postgresql://driftguard:sesame-3@db/x"}))
+    assert withheld.masked("driftguard sesame-3") == f"driftguard {MASK}"
+
+
 def test_a_library_that_logs_by_itself_is_masked_too(capsys: pytest.CaptureFixture[str]) -> None:
     logging.getLogger().handlers[:] = []
     errors = StringIO()

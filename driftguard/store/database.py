@@ -9,6 +9,7 @@ middlebox that acknowledges for it, does not: there a connection gives up by its
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -85,6 +86,8 @@ _SESSION: Final = {
     "default_transaction_isolation": "read committed",
     **_SERVER_KEEPALIVES,
 }
+# How psycopg lists why each of several addresses failed; its first line tells the last one alone.
+_ATTEMPT: Final = re.compile(r"^- host: .*?, hostaddr: .*?: (?:connection failed: )?(.+)$", re.MULTILINE)
 _log = structlog.get_logger(__name__)
 
 
@@ -340,8 +343,11 @@ class Database:
     def place(self) -> str:
         """Where the database is, for messages; never the password."""
         host = self.url.host or self.url.query.get("host") or "the local socket"
-        port = self.url.port or self.url.query.get("port") or 5432
-        return f"database {self.url.database or 'postgres'!r} at {host}:{port}"
+        hosts = str(host).split(",")
+        ports = str(self.url.port or self.url.query.get("port") or 5432).split(",")
+        ports = ports if len(ports) > 1 else ports * len(hosts)
+        at = ", ".join(f"{name}:{port or 5432}" for name, port in zip(hosts, ports, strict=False))
+        return f"database {self.url.database or 'postgres'!r} at {at}"
 
     @contextmanager
     def reachable(self, work: Work = REQUEST) -> Iterator[None]:
@@ -424,7 +430,13 @@ def parse_url(url: str) -> URL:
         raise BadSettings(f"database_url: {_reason(error)}") from None
     parsed = parsed.set(drivername="postgresql+psycopg")
     if "host" in parsed.query:  # host=a:1&host=b:2 is SQLAlchemy's way, and libpq's host=a,b&port=1,2
-        _, arguments = parsed.get_dialect()().create_connect_args(parsed)
+        host, port = parsed.query["host"], parsed.query.get("port")
+        if isinstance(host, str) and isinstance(port, str) and "," not in port:  # which libpq uses for all
+            parsed = parsed.update_query_dict({"port": ",".join([port] * len(host.split(",")))})
+        try:
+            _, arguments = parsed.get_dialect()().create_connect_args(parsed)
+        except ArgumentError as error:
+            raise BadSettings(f"database_url: {_reason(error)}") from None
         named = {name: str(arguments[name]) for name in ("host", "port") if arguments.get(name)}
         parsed = parsed.update_query_dict(named)
     if "application_name" not in parsed.query:
@@ -490,5 +502,7 @@ def _cause(error: Exception) -> BaseException | None:
 
 def _reason(error: Exception) -> str:
     cause = _cause(error)
+    if attempts := _ATTEMPT.findall(str(cause)):
+        return "; ".join(dict.fromkeys(attempts))
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
     return lines[0] if lines else type(cause).__name__

@@ -21,6 +21,7 @@ from driftguard.store.retention import maintain
 from driftguard.store.streams import StreamRegistry
 from driftguard.store.tables import Base, Record
 from tests.conftest import fresh_database
+from tests.store.black_hole import black_hole
 from tests.store.samples import make_records
 from tests.store.test_partitions import NOON, RETENTION
 
@@ -127,6 +128,11 @@ def test_an_unknown_option_of_the_url_is_named() -> None:
         Database.open("postgresql://me:hunter2@h/d?sslmod=verify-full")
 
 
+def test_ports_that_do_not_fit_the_hosts_are_told() -> None:
+    with pytest.raises(BadSettings, match="database_url: number of hosts and ports don't match"):
+        Database.open("postgresql://me@/d?host=one,two,three&port=1,2")
+
+
 def test_a_url_out_of_a_file_may_end_in_a_newline() -> None:
     assert parse_url(" postgresql://me:pw@h/d\n") == parse_url("postgresql://me:pw@h/d")
 
@@ -135,8 +141,10 @@ def test_a_url_out_of_a_file_may_end_in_a_newline() -> None:
     ("url", "place"),
     [
         ("postgresql://u@/d?host=/run/pg&port=6543", "database 'd' at /run/pg:6543"),
-        ("postgresql://u@/d?host=one:1&host=two:2", "database 'd' at one,two:1,2"),
-        ("postgresql://u@/d?host=one,two&port=1,2", "database 'd' at one,two:1,2"),
+        ("postgresql://u@/d?host=one:1&host=two:2", "database 'd' at one:1, two:2"),
+        ("postgresql://u@/d?host=one,two&port=1,2", "database 'd' at one:1, two:2"),
+        ("postgresql://u@/d?host=one,two&port=6543", "database 'd' at one:6543, two:6543"),
+        ("postgresql://u@/d?host=one,two", "database 'd' at one:5432, two:5432"),
     ],
 )
 def test_a_place_named_by_options_is_told(url: str, place: str) -> None:
@@ -153,6 +161,22 @@ def test_libpq_and_the_pool_find_the_same_of_several_hosts(database_url: str) ->
     with psycopg.connect(database.libpq_url) as connection:
         assert connection.info.host == host
     database.close()
+
+
+def test_of_several_hosts_each_is_told_why_it_failed(database_url: str) -> None:
+    """The first is down, the second a standby: whoever reads only of the second looks at the wrong one."""
+    with black_hole(database_url) as hole:
+        parsed = parse_url(hole.url)
+        database = Database.open(
+            f"postgresql://{parsed.username}@/{parsed.database}?host=127.0.0.1:1&host=127.0.0.1:{parsed.port}"
+            "&target_session_attrs=standby"
+        )
+        with pytest.raises(DatabaseUnavailable) as raised:
+            database.check_schema()
+        database.close()
+    message = str(raised.value)
+    assert 'port 1 failed: Connection refused; connection to server at "127.0.0.1"' in message
+    assert message.endswith(f"port {parsed.port} failed: server is not in hot standby mode")
 
 
 def test_a_role_without_rights_is_told_what_it_lacks(postgres_server: str, empty_database_url: str) -> None:

@@ -35,7 +35,10 @@ def database(settings: Settings) -> Iterator[Finding]:
             stack.callback(opened.close)
             yield from _server(opened)
         except (DatabaseUnavailable, BadSettings) as error:
-            fix = "set database_url (DRIFTGUARD_DATABASE_URL) to a PostgreSQL that this machine reaches"
+            fix = (
+                "set database_url (DRIFTGUARD_DATABASE_URL) to a PostgreSQL that this machine reaches, "
+                "with a role, password and certificates that it takes"
+            )
             yield Finding("database", "failed", str(error), fix)
             return
         try:
