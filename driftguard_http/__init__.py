@@ -6,7 +6,7 @@ is routed. Imports none of the three.
 
 from driftguard_http.connections import Bounded, ConnectionLimits, bounded_protocol
 from driftguard_http.guard import Guard, KeyCheck, Refusal, Room, Route
-from driftguard_http.origins import Origins, is_loopback
+from driftguard_http.origins import Origins, is_forwarded, is_loopback
 
 __all__ = [
     "Bounded",
@@ -18,5 +18,6 @@ __all__ = [
     "Room",
     "Route",
     "bounded_protocol",
+    "is_forwarded",
     "is_loopback",
 ]

@@ -8,12 +8,15 @@ read. Sources: RFC 6454 (Origin); W3C Fetch Metadata (Sec-Fetch-Site).
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import urlsplit
 
 SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
+_FORWARDING: Final = frozenset(  # RFC 7239, RFC 9110 section 7.6.3, and what came before them
+    {b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-real-ip"}
+)
 _SAME_SITE: Final = frozenset({b"same-origin", b"none"})  # none: typed in, or a bookmark
 
 
@@ -25,6 +28,15 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+def is_forwarded(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether a request came through a reverse proxy, by what it adds to the headers, or by a Host that no
+    caller on this machine would use. A proxy that hides itself is not noticed."""
+    return any(
+        name in _FORWARDING or (name == b"host" and value and not is_loopback(_name_of(value)))
+        for name, value in headers
+    )
 
 
 def url_of(host: str, port: int) -> str:

@@ -1,7 +1,8 @@
 """Who may write, administrate and read captured text.
 
-On a loopback address everybody on the machine may. On any other address a caller needs an API key, made by
-`driftguard keys create`: as `Authorization: Bearer KEY`, or in a browser as the password of a login.
+On a loopback address everybody on the machine may. On any other address, and through a reverse proxy, a
+caller needs an API key, made by `driftguard keys create`: as `Authorization: Bearer KEY`, or in a browser as
+the password of a login.
 """
 
 from __future__ import annotations
@@ -17,17 +18,19 @@ from typing import Annotated, Final
 from fastapi import Request, Security
 from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.types import Scope
 
 from driftguard.api.context import get_context
 from driftguard.errors import BadSettings, DatabaseUnavailable, Unauthorized
 from driftguard.store.database import Database
 from driftguard.store.keys import create_key, has_keys, is_valid, list_keys, revoke_key
-from driftguard_http import Refusal, is_loopback
+from driftguard_http import Refusal, is_forwarded, is_loopback
 
 __all__ = [
     "create_key",
     "has_keys",
     "is_loopback",
+    "is_open",
     "list_keys",
     "refuse_open_bind",
     "require_key",
@@ -42,6 +45,12 @@ def refuse_open_bind(host: str, *, has_keys: bool) -> None:
             f"host: {host} is reachable by other machines and there is no API key yet; "
             "make one with `driftguard keys create NAME`, or bind to 127.0.0.1"
         )
+
+
+def is_open(scope: Scope, host: str) -> bool:
+    """Whether a request comes from this machine, as far as it tells, so that it needs no key. Those of a
+    reverse proxy on this machine come from loopback too. `host`: what the sidecar is bound to."""
+    return is_loopback(host) and not is_forwarded(scope["headers"])
 
 
 CHECKS_AT_ONCE: Final = 4  # unknown keys must not take all connections to the database
@@ -63,7 +72,7 @@ async def require_key(
 ) -> None:
     """FastAPI dependency of writes, admin calls and captured text. Raises Unauthorized."""
     context = get_context(request)
-    if is_loopback(context.settings.host) or getattr(request.state, "key_checked", False):
+    if is_open(request.scope, context.settings.host) or getattr(request.state, "key_checked", False):
         return
     if given is None:
         raise Unauthorized("this call needs an API key: Authorization: Bearer KEY")

@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES
 from starlette.types import Scope
 
-from driftguard.api.auth import KeyChecks, is_loopback
+from driftguard.api.auth import KeyChecks, is_open
 from driftguard.api.compression import Compression
 from driftguard.api.context import Context
 from driftguard.api.exports import MEDIA_TYPES
@@ -63,11 +63,11 @@ def route_of(scope: Scope, settings: Settings) -> Route:
     guarded |= path.startswith(INCIDENT) and given[:7].lower() == b"bearer "
     if settings.http.require_key_to_read:
         guarded = path not in ALWAYS_OPEN
-    is_open = is_loopback(settings.host)
+    by_key = not is_open(scope, settings.host)
     return Route(
-        needs_key=guarded and not is_open,
+        needs_key=guarded and by_key,
         most_bytes=settings.ingest.max_batch_bytes if path in BATCHES else SMALL_BODY_BYTES,
-        takes_key=path.startswith(INCIDENT) and given != b"" and not is_open,
+        takes_key=path.startswith(INCIDENT) and given != b"" and by_key,
     )
 
 

@@ -23,6 +23,7 @@ from driftguard.store.database import Database
 from driftguard.store.keys import create_key, revoke_key
 from driftguard_http import guard
 from tests.alerting.http_receiver import wait_until
+from tests.alerting.incident_rows import add_incident
 from tests.api.ingest_server import serving
 from tests.chaos.hostile import taken_foreign_writes
 from tests.store.samples import make_records
@@ -61,7 +62,37 @@ def test_a_name_that_resolves_to_loopback_reads_nothing(database: Database, tmp_
     with sidecar(database, tmp_path, alerting={"external_url": "https://dg.example.com"}) as client:
         for path in ("/", "/api/v1/captures", "/api/v1/status", "/metrics", "/healthz"):
             assert client.get(path, headers={"Host": "evil.example"}).status_code == 403
-            assert client.get(path, headers={"Host": "dg.example.com"}).status_code == 200
+            expected = 401 if path == "/api/v1/captures" else 200  # others come by this name
+            assert client.get(path, headers={"Host": "dg.example.com"}).status_code == expected
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"Host": "dg.example.com"},
+        {"X-Forwarded-For": "203.0.113.7"},
+        {"X-Forwarded-Proto": "https"},
+        {"X-Real-IP": "203.0.113.7"},
+        {"Forwarded": "for=203.0.113.7"},
+        {"Via": "1.1 front"},
+    ],
+)
+def test_on_loopback_whoever_comes_through_a_reverse_proxy_needs_a_key(
+    database: Database, tmp_path: Path, header: dict[str, str]
+) -> None:
+    """For the sidecar each of its requests comes from this machine."""
+    with database.session() as session:
+        key = create_key(session, "operator")
+    incident = add_incident(database, [])
+    with sidecar(database, tmp_path, alerting={"external_url": "https://dg.example.com"}) as client:
+        for forwarded, expected in (({}, 200), (header, 401)):
+            assert client.post("/api/v1/records", content=b"[]", headers=forwarded).status_code == expected
+            assert client.get("/api/v1/captures", headers=forwarded).status_code == expected
+            page = client.get(f"/incidents/{incident}", headers=forwarded)
+            assert page.status_code == 200
+            assert ('id="key"' in page.text) == (forwarded == header)
+        by_key = {**header, "Authorization": f"Bearer {key}"}
+        assert client.post("/api/v1/records", content=b"[]", headers=by_key).status_code == 200
 
 
 def test_the_key_is_asked_for_before_the_body(database: Database, tmp_path: Path) -> None:

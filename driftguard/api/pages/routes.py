@@ -16,13 +16,13 @@ from uuid import UUID
 
 import msgspec
 import structlog
-from fastapi import APIRouter, Depends, Header, Query, Response
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse, HTMLResponse
 from pydantic import AfterValidator, BaseModel, Field
 from sqlalchemy.orm import Session
 
-from driftguard.api.auth import is_loopback
+from driftguard.api.auth import is_open
 from driftguard.api.context import Context, get_context
 from driftguard.api.cursors import encode_cursor
 from driftguard.api.drafts import DraftModel
@@ -163,7 +163,7 @@ def _groups(shown: Sequence[StreamStatusModel], by: str) -> list[tuple[str, list
 
 
 @router.get("/streams/{stream_id}")
-def stream_page(stream_id: StreamId, context: AnyContext) -> HTMLResponse:
+def stream_page(stream_id: StreamId, context: AnyContext, request: Request) -> HTMLResponse:
     """One stream in full: its numbers, its segments, its cost, its drafts."""
     with context.database.session() as session:
         stream = streams.get_stream(session, stream_id)
@@ -193,12 +193,12 @@ def stream_page(stream_id: StreamId, context: AnyContext) -> HTMLResponse:
             source=next((item for item in servers if item.server == stream.server), None),
             false_alarm_days=context.settings.detection.false_alarm_days,
             held=folding.find_held(session, stream_id),
-            **_deciding(context, session, stream.server, stream.target),
+            **_deciding(request, session, stream.server, stream.target),
         )
 
 
 @router.get("/incidents/{incident_id}")
-def incident_page(incident_id: UUID, context: AnyContext) -> HTMLResponse:
+def incident_page(incident_id: UUID, context: AnyContext, request: Request) -> HTMLResponse:
     """The web page of an incident, to which the link in an alert leads."""
     with context.database.session() as session:
         incident = detail(session, incident_id, context)
@@ -213,7 +213,7 @@ def incident_page(incident_id: UUID, context: AnyContext) -> HTMLResponse:
                 for segment in incident.segments
             },
             runs=runs,
-            **_deciding(context, session, incident.stream.server, incident.stream.target),
+            **_deciding(request, session, incident.stream.server, incident.stream.target),
         )
 
 
@@ -329,13 +329,14 @@ def _level(rate: Rate | None) -> dict[str, Any] | None:
     return rate.model_dump() if rate and rate.positions == "all" else None
 
 
-def _deciding(context: Context, session: Session, server: str, target: str) -> dict[str, Any]:
+def _deciding(request: Request, session: Session, server: str, target: str) -> dict[str, Any]:
     """Values for the buttons: whether a key is needed, whether there is an engine, the target of a
     rollback."""
+    settings = get_context(request).settings
     serving = drafts.in_service(session, server, target)
     return {
-        "key_needed": not is_loopback(context.settings.host),
-        "has_engine": any(engine.server == server for engine in context.settings.engines),
+        "key_needed": not is_open(request.scope, settings.host),
+        "has_engine": any(engine.server == server for engine in settings.engines),
         "in_service": serving.version if serving else None,
         "rollback_to": serving.parent_version if serving else None,
     }
