@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
+from uuid import UUID
 
 from driftguard.adapters.window import Identity
 from driftguard.records import DEFAULT_SEGMENT
 
 PREFIX: Final = "driftguard."  # of DriftGuard's own names
 ADDRESS: Final = ("server.address", "server.port")
+INSTANCE: Final = "service.instance.id"
+_STABLE: Final = (ADDRESS[0], "service.name")
 TARGET: Final = ("driftguard.target", "gen_ai.response.model", "gen_ai.request.model")
 
 # The first attribute that is present.
 SOURCES: Final[Mapping[str, tuple[str, ...]]] = {
-    "server": ("driftguard.server", "service.instance.id", ADDRESS[0], "service.name"),
+    "server": ("driftguard.server", INSTANCE, *_STABLE),
     "target": TARGET,
     "draft": ("driftguard.draft",),
     "draft_version": ("driftguard.draft_version",),
@@ -34,6 +37,8 @@ def identity(attributes: Mapping[str, Any]) -> Identity:
     for name in sorted(attributes):
         if name.startswith(PREFIX) and name not in _KNOWN:
             raise BadResource(f"{name}: unknown attribute of a resource")
+    if _is_random(attributes.get(INSTANCE)) and _first(attributes, _STABLE):
+        attributes = {name: value for name, value in attributes.items() if name != INSTANCE}
     found = {field: _first(attributes, names) for field, names in SOURCES.items()}
     for field, value in found.items():
         if "\x00" in str(value):
@@ -53,6 +58,15 @@ def _first(attributes: Mapping[str, Any], names: tuple[str, ...]) -> Any:
     if name == ADDRESS[0] and attributes.get(ADDRESS[1]):
         return f"{attributes[ADDRESS[0]]}:{attributes[ADDRESS[1]]}"
     return None if name is None else attributes[name]
+
+
+def _is_random(instance: Any) -> bool:
+    """Whether an SDK made it up at its start, as the semantic conventions recommend: after a restart it would
+    be another server, with another baseline."""
+    try:
+        return UUID(str(instance)).version in (1, 4)
+    except ValueError:
+        return False
 
 
 def _text(value: Any) -> str | None:

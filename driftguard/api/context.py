@@ -10,6 +10,7 @@ from datetime import datetime
 from fastapi import Request
 
 from driftguard.api.exports import ExportSlots
+from driftguard.api.rejections import RejectionLog
 from driftguard.api.request_body import Bodies
 from driftguard.ingest.queue import IngestQueue
 from driftguard.metrics import Metrics
@@ -38,6 +39,7 @@ class Context:
     exposing: asyncio.Lock = field(default_factory=asyncio.Lock)
     listing: asyncio.Lock = field(default_factory=asyncio.Lock)  # for queries over all streams
     bodies: Bodies = field(default_factory=Bodies)
+    otlp_rejections: RejectionLog = field(default_factory=RejectionLog)
     fold_watch: FoldWatch = field(default_factory=FoldWatch)
     usual_silences: UsualSilences = field(default_factory=UsualSilences)
 

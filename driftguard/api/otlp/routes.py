@@ -21,6 +21,7 @@ from driftguard.api.otlp.metrics import METRICS
 from driftguard.api.otlp.spans import TRACES, record_line
 from driftguard.api.problems import UnsupportedContent
 from driftguard.api.request_body import Body
+from driftguard.records import RecordError
 from driftguard.settings import Settings
 from driftguard.store.partitions import oldest_kept
 
@@ -73,7 +74,8 @@ async def export_traces(request: Request, context: Annotated[Context, Depends(ge
     counted("duplicate").inc(result.duplicates)
     errors = batch.refused(result)
     counted("refused").inc(len(errors) - len(batch.errors))
-    told = "; ".join(str(error).replace("line", "span", 1) for error in errors[:REASONS])
+    told = "; ".join(_told(error) for error in errors[:REASONS])
+    context.otlp_rejections.note("spans", len(errors), told)
     return Response(TRACES.answer(kind, len(errors), told), media_type=kind)
 
 
@@ -102,7 +104,14 @@ async def export_metrics(request: Request, context: Annotated[Context, Depends(g
     context.metrics.ingest.otlp_ignored_points.inc(receipt.ignored)
     context.metrics.ingest.otlp_rejected_points.inc(receipt.rejected)
     told = "; ".join(receipt.reasons[:REASONS])
+    context.otlp_rejections.note("data points", receipt.rejected, told)
     return Response(METRICS.answer(kind, receipt.rejected, told), media_type=kind)
+
+
+def _told(error: RecordError) -> str:
+    """In words of a span: it is read as a line of records, with its unknown attributes as fields."""
+    told = str(error).replace("line", "span", 1)
+    return told.replace("unknown field; docs/record.md", "unknown attribute; docs/otlp.md")
 
 
 @asynccontextmanager

@@ -26,7 +26,7 @@ from opentelemetry.sdk.metrics.export import AggregationTemporality, PeriodicExp
 from opentelemetry.sdk.resources import Resource
 
 from driftguard.adapters.opentelemetry import METRICS
-from driftguard.adapters.otlp_identity import SOURCES
+from driftguard.adapters.otlp_identity import SOURCES, identity
 from driftguard.api import openapi_examples
 from driftguard.api.otlp import metrics as otlp_metrics
 from driftguard.app import Sidecar, create_app
@@ -390,3 +390,32 @@ def test_what_is_remembered_of_all_resources_together_is_bounded(
     engine.serve([4, 0, 2], requests=2)
     assert export("known", -30) == (0, "")
     assert len(windows(client, "known")) == 1
+
+
+@pytest.mark.parametrize(
+    ("attributes", "server"),
+    [
+        ({"service.name": "chat", "service.instance.id": "chat-eu-1:8000"}, "chat-eu-1:8000"),
+        ({"service.name": "chat", "service.instance.id": "627cc493-f310-47de-96bd-71410b7dec09"}, "chat"),
+        (
+            {
+                "service.name": "chat",
+                "server.address": "chat-eu-1",
+                "service.instance.id": "627cc493-f310-47de-96bd-71410b7dec09",
+            },
+            "chat-eu-1",
+        ),
+        (  # of version 5: made of a name, so that it stays
+            {"service.name": "chat", "service.instance.id": "17ffc8fd-6ed7-5069-a5fb-2fed78f5455f"},
+            "17ffc8fd-6ed7-5069-a5fb-2fed78f5455f",
+        ),
+        (
+            {"service.instance.id": "627cc493-f310-47de-96bd-71410b7dec09"},
+            "627cc493-f310-47de-96bd-71410b7dec09",
+        ),
+    ],
+)
+def test_a_server_is_not_named_by_an_id_that_its_sdk_makes_up_at_each_start(
+    attributes: dict[str, str], server: str
+) -> None:
+    assert identity(attributes).server == server

@@ -16,6 +16,7 @@ from uuid import NAMESPACE_OID, uuid5
 
 import httpx
 import pytest
+import structlog
 from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
@@ -190,7 +191,10 @@ def test_both_encodings_of_a_span_are_the_same_record(client: httpx.Client, serv
     [
         ({"driftguard.accepted_tokens": 13}, "span 2: accepted: 13 is more than drafted"),
         ({"driftguard.steps": "three"}, "span 2: steps"),
-        ({"driftguard.seggment": "code"}, "span 2: driftguard.seggment: unknown field"),
+        (
+            {"driftguard.seggment": "code"},
+            "span 2: driftguard.seggment: unknown attribute; docs/otlp.md lists",
+        ),
         ({"gen_ai.request.temperature": math.nan}, "span 2: temperature: number out of range"),
         ({"driftguard.time_per_output_token_seconds": -math.inf}, "span 2: time_per_output_token_seconds"),
         ({"driftguard.accepted_per_position": [3, math.inf, 1]}, "span 2: accepted_per_position"),
@@ -204,6 +208,19 @@ def test_a_span_that_makes_no_record_is_rejected_by_name_and_the_others_are_stor
     assert rejected == 1
     assert words in why
     assert len(records(client, service)) == 1
+
+
+def test_what_is_rejected_is_in_the_log_of_the_sidecar_once_a_minute(
+    database: Database, tmp_path: Path, service: str
+) -> None:
+    """OpenTelemetry's own exporter for Python does not look at a partial success."""
+    wrong = as_json(service, ATTRIBUTES, ATTRIBUTES | {"driftguard.seggment": "code"})
+    with structlog.testing.capture_logs() as logs, running_sidecar(database, tmp_path) as client:
+        for _ in range(3):
+            send(client, wrong, JSON)
+    (line,) = [line for line in logs if line["event"] == "otlp_rejected"]
+    assert (line["log_level"], line["things"], line["rejected"]) == ("warning", "spans", 1)
+    assert "driftguard.seggment" in line["reasons"]
 
 
 @pytest.mark.parametrize("value", [{"intValue": "NaN"}, {"doubleValue": "warm"}])
