@@ -141,31 +141,30 @@ def ask(kind: Kind, engine: Engine, body: bytes, *, usage_always: bool) -> Asked
 
 def _ask_openai(engine: Engine, fields: Fields, body: bytes, *, usage_always: bool) -> tuple[bytes, Excess]:
     wants_usage = wants_details = False
-    if engine in _GIVES_USAGE_LAST and not usage_always and _is(fields, "stream", b"true"):
+    if engine in _GIVES_USAGE_LAST and not usage_always and _is_true(fields, "stream"):
         raw = fields.get("stream_options")
         options = b"{}" if raw is None or bytes(raw) == b"null" else bytes(raw)
         stated = values_in(options)
         # A client that wants usage in every event: engines differ in this, so nothing is changed.
-        wants_usage = not _is(stated, "include_usage", b"true") and not _is(
-            stated, "continuous_usage_stats", b"true"
-        )
+        wants_usage = not (_is_true(stated, "include_usage") or _is_true(stated, "continuous_usage_stats"))
         if wants_usage:
             body = with_member(body, "stream_options", with_member(options, "include_usage", b"true"))
     field = ASKED_FIELDS.get(engine)
-    if field is not None and not _is(fields, field, b"true"):
+    if field is not None and not _is_true(fields, field):
         wants_details = True
         body = with_member(body, field, b"true")
     return body, Excess(usage=wants_usage, details=wants_details)
 
 
 def _ask_triton(fields: Fields, body: bytes) -> tuple[bytes, Excess]:
-    if any(_is(fields, name, b"true") for name in (triton.REQUEST_FIELD, "return_perf_metrics")):
+    if any(_is_true(fields, name) for name in (triton.REQUEST_FIELD, "return_perf_metrics")):
         return body, NOTHING
     return with_member(body, triton.REQUEST_FIELD, b"true"), Excess(outputs=True)
 
 
-def _is(fields: Fields, name: str, value: bytes) -> bool:
-    return name in fields and bytes(fields[name]) == value
+def _is_true(fields: Fields, name: str) -> bool:
+    """As engines read it that check requests with pydantic, as vLLM and SGLang do."""
+    return name in fields and bytes(fields[name]) in (b"true", b"1")
 
 
 def _is_batch(prompt: msgspec.Raw) -> bool:

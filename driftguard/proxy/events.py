@@ -6,12 +6,14 @@ import re
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 from driftguard.adapters.answers import sglang, triton
 from driftguard.adapters.answers.counts import AnswerUnreadable
 from driftguard.adapters.answers.openai import common, has_output
 from driftguard.adapters.answers.reading import members_with_counts
 from driftguard.proxy.asking import NOTHING, Excess
-from driftguard.proxy.json_members import NotAnObject, members, within, without
+from driftguard.proxy.json_members import NotAnObject, members, values_in, within, without
 
 _END: Final = re.compile(rb"\r?\n\r?\n")
 _DATA: Final = re.compile(rb"^data: ?(.*?)\r?$", re.MULTILINE)
@@ -27,6 +29,7 @@ class StreamedAnswer:
     model_part: bytes = b""
     first_output_at: float | None = None
     last_output_at: float | None = None
+    has_failed: bool = False  # an event told of an error: the status was sent before
 
 
 class EventStream:
@@ -69,6 +72,7 @@ class EventStream:
             self.is_done = self.is_done or _DONE in found
             return event
         payload = found[0]
+        self.heard.has_failed = self.heard.has_failed or _tells_error(payload)
         telling = members_with_counts(payload)
         for name in telling:
             self.heard.parts[name] = payload
@@ -82,6 +86,15 @@ class EventStream:
             return event
         kept = reduced(payload, self._excess, is_event=True)
         return event if kept is payload else event.replace(payload, kept, 1) if kept else b""
+
+
+def _tells_error(payload: bytes) -> bool:
+    if b'"error"' not in payload:
+        return False
+    try:
+        return bytes(values_in(payload).get("error", b"null")) != b"null"
+    except (NotAnObject, msgspec.DecodeError):
+        return False
 
 
 def reduced(answer: bytes, excess: Excess, *, is_event: bool) -> bytes:

@@ -154,7 +154,7 @@ class Forwarder:
             if isinstance(request.content.exception(), BadBody):  # which the library reports as its own error
                 return self._bad_body(request, course)
             course.outcome = "broken_off"
-            problem = self._problem(502, f"the connection broke off ({type(error).__name__})")
+            problem = self._problem(502, _what_broke(error))
             return _cut(request, course.delivery, problem)
         course.outcome = "answered"
         return response
@@ -243,6 +243,15 @@ class Forwarder:
         return web.Response(
             status=status, body=msgspec.json.encode(body), content_type="application/problem+json"
         )
+
+
+def _what_broke(error: aiohttp.ClientError) -> str:
+    """Never the library's own message, which may hold what the upstream has sent."""
+    if isinstance(error, aiohttp.ClientResponseError):
+        return "the head of its answer is no HTTP/1.1 that can be read; is it a server for HTTP?"
+    if isinstance(error, aiohttp.ServerDisconnectedError):
+        return "it closed the connection before its answer had begun"
+    return f"the connection broke off ({type(error).__name__})"
 
 
 def _has_begun(error: aiohttp.ClientError) -> bool:

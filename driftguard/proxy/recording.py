@@ -36,7 +36,7 @@ NotCounted = Literal[  # for these the sidecar is not told that a request is mis
     "not_generation",  # this path or method generates no tokens
     "probe",  # the sender of a canary probe records it
     "reports_itself",  # the built-in engine
-    "failed",  # not answered with 200, or not to its end
+    "failed",  # not answered with 200, or not to its end, or an event of it tells of an error
 ]
 Reason = NotCounted | UnrecordedReason
 REASONS: Final[tuple[Reason, ...]] = (*get_args(NotCounted), *UNRECORDED_REASONS)
@@ -82,6 +82,8 @@ class Recorder:
     def record(self, passage: Passage, answer: StreamedAnswer | bytes, ended: float) -> AcceptanceRecord:
         """`answer`: the counts of a streamed answer, or the whole of another one. Raises NotRecorded."""
         heard = StreamedAnswer(parts_of(answer), answer) if isinstance(answer, bytes) else answer
+        if heard.has_failed:
+            raise NotRecorded("failed")
         try:
             found = common(heard.model_part)
             if found.choices is not None and len(found.choices) > 1:

@@ -236,6 +236,31 @@ def test_an_answer_that_breaks_off_is_not_taken_for_a_whole_one(has_begun: bool)
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [
+        (b"HTTP/1.1 200 OK\r\nno header at all\r\n\r\n", "the head of its answer is no HTTP/1.1"),
+        (b"\x15\x03\x01\x00\x02\x02\x16", "the head of its answer is no HTTP/1.1"),  # an alert of TLS
+        (b"", "it closed the connection before its answer had begun"),
+    ],
+)
+def test_an_answer_that_is_no_http_is_told_as_that(head: bytes, said: str) -> None:
+    async def engine(request: web.BaseRequest) -> web.StreamResponse:
+        assert isinstance(request.transport, asyncio.Transport)
+        request.transport.write(head)
+        request.transport.close()
+        return web.Response()
+
+    async def scenario() -> None:
+        async with proxied(engine) as setup, setup.client.post(setup.proxy + PATH, json=CHAT) as answer:
+            assert answer.status == 502
+            detail = (await answer.json(content_type=None))["detail"]
+            assert said in detail
+            assert "no header at all" not in detail
+
+    asyncio.run(scenario())
+
+
 def _endless(cancelled: asyncio.Event) -> Handler:
     async def engine(request: web.BaseRequest) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})

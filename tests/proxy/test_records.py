@@ -19,6 +19,7 @@ from tests.alerting.http_receiver import wait_until
 from tests.conftest import PATIENCE_SECONDS
 from tests.proxy.engines import (
     COMPACT,
+    DONE,
     VLLM_SPECULATION,
     Json,
     llamacpp,
@@ -171,6 +172,42 @@ def test_requests_that_are_not_recorded_say_why() -> None:
             assert await _told(setup, {"text_input": ""}, "/v2/models/m/generate") == "setting_needed"
             assert await _told(setup, {"text_input": "late"}, "/v2/models/m/generate") == "malformed_answer"
             assert len(await setup.sidecar.wait_for(1)) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_that_ends_with_an_error_has_failed_and_is_not_missing() -> None:
+    """The status was sent before: engines tell of an error in an event, and end the stream in order."""
+
+    def engine(request: Json) -> list[bytes]:
+        events = vllm(request)
+        assert isinstance(events, list)
+        if "says" in request:
+            said = {"choices": [{"index": 0, "delta": {"content": '"error": {}'}}], "error": None}
+            return [COMPACT.event(said), *events]
+        return [*events[:2], COMPACT.event({"error": {"message": "EngineCore", "code": 500}}), DONE]
+
+    async def scenario() -> None:
+        async with proxied(answering(engine), engine="vllm") as setup:
+            assert await _told(setup, CHAT | {"stream": True}) == "failed"
+            assert await _told(setup, CHAT | {"stream": True, "says": 1}) == "recorded"
+
+    with capture_logs() as logs:
+        asyncio.run(scenario())
+    assert [line for line in logs if line["event"] == "requests pass unrecorded"] == []
+
+
+def test_a_one_counts_as_true_as_the_engine_takes_it() -> None:
+    async def scenario() -> None:
+        def engine(request: Json) -> bytes | list[bytes]:
+            options = {name: bool(value) for name, value in request.get("stream_options", {}).items()}
+            return vllm(request | {"stream": bool(request.get("stream")), "stream_options": options})
+
+        async with proxied(answering(engine), engine="vllm") as setup:
+            assert await _told(setup, CHAT | {"stream": 1}) == "recorded"
+            asked = CHAT | {"stream": 1, "stream_options": {"include_usage": 1}}
+            async with setup.client.post(setup.proxy + PATH, json=asked) as answer:
+                assert b'"usage"' in await answer.read()
 
     asyncio.run(scenario())
 
