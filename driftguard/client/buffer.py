@@ -36,6 +36,7 @@ class Buffer:
         self._max_batch = max_batch
         self._lines: deque[bytes] = deque()
         self._is_away = False
+        self._dropped_before: int | None = None  # of counts.dropped, while records are being dropped
         self.counts = Counts()
 
     def add(self, record: AcceptanceRecord) -> None:
@@ -48,6 +49,7 @@ class Buffer:
             log.error("refused a record that cannot be written as JSON: %s", error)
             return
         while len(self._lines) >= self._max_records:  # more, where a batch was put back
+            self._note_drop()
             self._lines.popleft()
             self.counts.dropped += 1
             self.counts.waiting -= 1
@@ -79,7 +81,10 @@ class Buffer:
             log.error("the sidecar refused %d records: %s", outcome.refused, "; ".join(outcome.reasons))
         if self._is_away:
             self._is_away = False
-            log.info("the sidecar answers again; %d records were dropped so far", self.counts.dropped)
+            log.warning("the sidecar answers again; %d records were dropped so far", self.counts.dropped)
+        if self._dropped_before is not None and 2 * len(self._lines) <= self._max_records:
+            dropped, self._dropped_before = self.counts.dropped - self._dropped_before, None
+            log.warning("there is room again; %d records were dropped meanwhile, and are lost", dropped)
 
     def failed(self, error: SidecarUnavailable) -> None:
         """Notes a failed attempt; the batch will be sent again."""
@@ -87,6 +92,11 @@ class Buffer:
         if not self._is_away:
             self._is_away = True
             log.warning("the sidecar accepts no records; they wait in memory: %s", error.detail)
+
+    def _note_drop(self) -> None:
+        if self._dropped_before is None:
+            self._dropped_before = self.counts.dropped
+            log.warning("%d records wait: from now on the oldest are dropped", self._max_records)
 
     def give_up(self) -> None:
         """Drops all records that wait or are being sent."""

@@ -109,6 +109,22 @@ def test_a_full_buffer_drops_the_oldest_and_counts_them(make: MakeClient, databa
     assert stored(database) == ids(records[3:])
 
 
+def test_the_log_says_that_records_are_dropped_and_afterwards_how_many(
+    make: MakeClient, database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On the level that is shown by default, and once each however many they are."""
+    port, records = free_port(), make_records(40)
+    client = make(f"http://127.0.0.1:{port}", max_buffered=5, linger_seconds=60)
+    with caplog.at_level(logging.WARNING, "driftguard.client"):
+        for record in records[:30]:
+            client.send(record)
+        said = [record.getMessage() for record in caplog.records if "dropped" in record.getMessage()]
+        assert said == ["5 records wait: from now on the oldest are dropped"]
+        with serving(ingest_app(Settings(), database.libpq_url), port):
+            assert client.flush(timeout_seconds=60)
+    assert "there is room again; 25 records were dropped meanwhile, and are lost" in caplog.messages
+
+
 def test_a_full_buffer_stays_bounded_where_a_batch_was_put_back() -> None:
     buffer = Buffer(max_records=5, max_batch=4)
     for record in make_records(5):
