@@ -20,7 +20,7 @@ import typer
 from driftguard.adapters import ReplayFormat
 from driftguard.cli import drafts, exports, incidents, runs, streams
 from driftguard.cli.alert_rules import alert_rules
-from driftguard.cli.options import DEFAULT_SIDECAR, AsJson, Config, Sidecar
+from driftguard.cli.options import DEFAULT_SIDECAR, AsJson, Config, DataDir, Host, Port, Sidecar, Sources
 from driftguard.cli.output import print_table
 from driftguard.cli.plain import plain_lines
 from driftguard.errors import BadInput, DriftGuardError
@@ -78,19 +78,10 @@ def open_database(settings: Settings) -> Iterator[Database]:
 @app.command()
 def serve(
     config: Config = None,
-    host: Annotated[str | None, typer.Option(help="Address to bind (default 127.0.0.1).")] = None,
-    port: Annotated[int | None, typer.Option(help="Port to bind (default 8200).")] = None,
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Directory of the embedded database and candidates.")
-    ] = None,
-    source: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A server whose metrics to scrape, as KIND=URL or URL; several times for several servers. "
-            "Replaces the sources of the settings.",
-            metavar="[KIND=]URL",
-        ),
-    ] = None,
+    host: Host = None,
+    port: Port = None,
+    data_dir: DataDir = None,
+    source: Sources = None,
 ) -> None:
     """Run the sidecar.
 
@@ -98,8 +89,14 @@ def serve(
     """
     from driftguard.app import run_sidecar
 
+    run_sidecar(_sidecar_settings(config, host, port, data_dir, source))
+
+
+def _sidecar_settings(
+    config: Path | None, host: str | None, port: int | None, data_dir: Path | None, source: list[str] | None
+) -> Settings:
     sources = [_source(text) for text in source] if source else None
-    run_sidecar(load_settings(config, host=host, port=port, data_dir=data_dir, sources=sources))
+    return load_settings(config, host=host, port=port, data_dir=data_dir, sources=sources)
 
 
 def _source(text: str) -> dict[str, str]:
@@ -256,6 +253,10 @@ def status(
 @app.command()
 def doctor(
     config: Config = None,
+    host: Host = None,
+    port: Port = None,
+    data_dir: DataDir = None,
+    source: Sources = None,
     send_test_page: Annotated[
         bool,
         typer.Option("--send-test-page", help="Send a page to every destination, to see whether it arrives."),
@@ -265,11 +266,11 @@ def doctor(
     """Check what a sidecar needs, and name each fix.
 
     Database, schema, clocks, sources, engines, destinations of pages, keys, disk, versions; with the settings
-    of the sidecar, which need not run. Exit code 1 where something failed.
+    and options of the sidecar, which need not run. Exit code 1 where something failed.
     """
     from driftguard.cli.doctor import run_doctor
 
-    loaded = load_settings(config)
+    loaded = _sidecar_settings(config, host, port, data_dir, source)
     raise typer.Exit(run_doctor(loaded, config, as_json=as_json, send_test_page=send_test_page))
 
 

@@ -16,16 +16,37 @@ DEFAULT_SIDECAR = "http://127.0.0.1:8200"
 _UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 
 
-def _time(text: str) -> str:
-    """As the API takes it: a date and time with UTC offset, or so long ago (30m, 12h, 7d)."""
+def _time(parameter: typer.CallbackParam, text: str | None) -> str | None:
+    """As the API takes it: a date and time with UTC offset, or how long ago (30m, 12h). Raises BadInput."""
+    if text is None:
+        return None
     if found := re.fullmatch(r"(\d{1,5})([mhd])", text):
         ago = timedelta(**{_UNITS[found[2]]: int(found[1])})
         return (datetime.now(UTC) - ago).isoformat(timespec="seconds").replace("+00:00", "Z")
+    if not text[:1].isdigit():  # what is wrong with a date the API says
+        raise BadInput(
+            f"--{parameter.name}: {text!r} should be a date and time with UTC offset, such as "
+            "2026-11-01T00:00:00Z, or how long ago: 30m, 12h, 7d"
+        )
     return text
 
 
 Config = Annotated[
     Path | None, typer.Option("--config", help="TOML file with settings.", envvar="DRIFTGUARD_CONFIG")
+]
+Host = Annotated[str | None, typer.Option("--host", help="Address to bind (default 127.0.0.1).")]
+Port = Annotated[int | None, typer.Option("--port", help="Port to bind (default 8200).")]
+DataDir = Annotated[
+    Path | None, typer.Option("--data-dir", help="Directory of the embedded database and candidates.")
+]
+Sources = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--source",
+        help="A server whose metrics to scrape, as KIND=URL or URL; several times for several servers. "
+        "Replaces the sources of the settings.",
+        metavar="[KIND=]URL",
+    ),
 ]
 Sidecar = Annotated[
     str, typer.Option("--sidecar", help="Address of the sidecar.", envvar="DRIFTGUARD_SIDECAR")
@@ -48,12 +69,12 @@ Since = Annotated[
     str | None,
     typer.Option(
         help="From here on: 2026-11-01T00:00:00Z, or so long ago: 30m, 12h, 7d.",
-        callback=lambda value: value and _time(value),
+        callback=_time,
     ),
 ]
 Until = Annotated[
     str | None,
-    typer.Option(help="Before here, in the same form.", callback=lambda value: value and _time(value)),
+    typer.Option(help="Before here, in the same form.", callback=_time),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; for scripts.")]
 

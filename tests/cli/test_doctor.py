@@ -127,6 +127,18 @@ def test_people_get_a_line_with_the_fix_below(patient: Patient) -> None:
     assert "\x1b" not in result.stdout
 
 
+def test_the_options_of_serve_are_those_of_the_sidecar_that_is_looked_at(
+    tmp_path: Path, database: Database
+) -> None:
+    patient = Patient(tmp_path, database.libpq_url)
+    with served({"/metrics": ok(FakeVllm().text)}) as server:
+        source = f"vllm={server.url}/metrics"
+        found = patient.checked("--port", "18", "--source", source, "--data-dir", str(tmp_path / "no"))
+    assert "http://127.0.0.1:18" in found["sidecar"]["found"]
+    assert any(server.url in check["found"] for name, check in found.items() if name.startswith("source "))
+    assert str(tmp_path / "no") in found["data directory"]["found"]
+
+
 def test_a_database_that_is_not_there(tmp_path: Path) -> None:
     place = free_url().removeprefix("http://")
     patient = Patient(tmp_path, f"postgresql://me:hunter2@{place}/records")

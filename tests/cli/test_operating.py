@@ -218,7 +218,12 @@ WRONG: list[tuple[list[str], int, str]] = [
     (["incidents", "show", str(UUID(int=7))], 1, f"Not found: there is no incident {UUID(int=7)}"),
     (["streams", "show", "99"], 1, "Not found: there is no stream 99"),
     (["runs", "list", "--state", "gone"], 2, "Bad input: state: Input should be 'collecting'"),
-    (["incidents", "list", "--since", "yesterday"], 2, "Bad input: since: should be a date and time"),
+    (
+        ["incidents", "list", "--since", "yesterday"],
+        2,
+        "--since: 'yesterday' should be a date and time with UTC offset, such as 2026-11-01T00:00:00Z, or",
+    ),
+    (["incidents", "list", "--since", "2026-11-32"], 2, "Bad input: since: Input should be a valid datetime"),
     (["incidents", "list", "--cursor", "x"], 2, "Bad input: cursor: not a cursor of this list"),
     (["drafts", "announce", "chat", "v2"], 1, "Not found: there is no scraped server chat"),
     (["drafts", "rollback", "server-1", "--reason", "x"], 2, "no known draft is in service on server-1"),
