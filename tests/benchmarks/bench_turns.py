@@ -17,8 +17,8 @@ import numpy as np
 from driftguard.detection import DetectorConfig, DriftOpened, StreamState, fold
 from tests.detection.traffic import growing_sessions
 
-REQUESTS: Final = 8_000
-CHANGE, DROP, WITHIN = 7_000, 0.1, 1_000
+REQUESTS: Final = 20_000
+CHANGE, DROP, WITHIN = 16_000, 0.1, 1_000
 BATCH: Final = 500
 
 _ALIKE: Final = {"falls": 0.15, "turns": 50, "open_at_once": 8, "between": 0.0}
@@ -36,6 +36,7 @@ ROWS: Final[dict[str, dict[str, Any]]] = {
     },
     "rises by .15 in 50": {**_USUAL, "falls": -0.15},
     "each in a way of its own, sd .10 in 50": {**_USUAL, "falls": 0.0, "slopes_differ": 0.1},
+    "each wanders, by .02 a turn": {**_USUAL, "falls": 0.0, "wander": 0.02},
     "does not follow the turn": {**_USUAL, "falls": 0.0},
 }
 

@@ -23,6 +23,16 @@ def test_a_fall_with_the_turn_is_no_change_where_sessions_differ() -> None:
     assert sum(bool(_opened(batch)) for batch in traffic) <= 2
 
 
+def test_sessions_that_follow_the_turn_each_in_its_own_way_are_no_change() -> None:
+    """One of these streams has a false alarm with a chance of 1/2; it is seen in most if all that a session
+    accepted before counts alike."""
+    traffic = (
+        growing_sessions(seed, 14_000, falls=0.0, turns=50, open_at_once=8, between=0.05, slopes_differ=0.15)
+        for seed in range(5)
+    )
+    assert sum(bool(_opened(batch)) for batch in traffic) <= 1
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_change_is_found_beside_a_fall_with_the_turn(seed: int) -> None:
     batch = growing_sessions(

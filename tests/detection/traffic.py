@@ -104,6 +104,17 @@ def time_to_alarm(config: DetectorConfig, batch: ObservationBatch) -> int:
     return len(batch) - ready
 
 
+def _sums_within(session: NDArray[np.int64], moves: Floats) -> Floats:
+    """The sum of the moves of its session up to each request."""
+    order = np.argsort(session, kind="stable")
+    total, own = np.cumsum(moves[order]), session[order]
+    begins = np.flatnonzero(np.diff(own, prepend=-1))
+    before = np.repeat(total[begins] - moves[order][begins], np.diff(begins, append=len(own)))
+    sums = np.empty(len(moves))
+    sums[order] = total - before
+    return sums
+
+
 def growing_sessions(
     seed: int,
     n: int,
@@ -116,13 +127,15 @@ def growing_sessions(
     drop: tuple[int, float] = (0, 0.0),
     shape: Callable[[Floats], Floats] = lambda part: part,
     slopes_differ: float = 0.0,
+    wander: float = 0.0,
     some_begun: bool = False,
 ) -> ObservationBatch:
     """Requests of named sessions of so many turns, over which acceptance falls by `falls`; from place drop[0]
     on all means are lower by drop[1]. Sessions differ by `between`, their requests by `within`.
 
     `shape`: which part of the fall is reached at which part of the session. `slopes_differ`: from session to
-    session. `some_begun`: the first ones begin at any turn, else all at their first."""
+    session. `wander`: how far a session moves from one of its requests to the next. `some_begun`: the first
+    ones begin at any turn, else all at their first."""
     rng = np.random.default_rng(seed)
     slot = rng.integers(0, open_at_once, n)
     place = np.zeros(n, dtype=np.int64)  # among the requests of its slot
@@ -135,6 +148,8 @@ def growing_sessions(
     sessions = n + open_at_once
     slope = falls + (rng.normal(0.0, slopes_differ, sessions)[session] if slopes_differ else 0.0)
     mean = 0.7 - slope * shape(place % turns / turns) + rng.normal(0.0, between, sessions)[session]
+    if wander:
+        mean += _sums_within(session, rng.normal(0.0, wander, n))
     mean[drop[0] :] -= drop[1]
     mean = np.clip(mean, 0.03, 0.97)
     precision = mean * (1.0 - mean) / within**2 - 1.0

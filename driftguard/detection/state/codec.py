@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from driftguard.detection.state.history import COMPACT_ROWS, FLOATS, WHOLE, History, Piece, row_of
 from driftguard.detection.state.stream_state import GROWN, UNTOLD, OpenIncident, StreamState
 from driftguard.detection.statistics.factors import NOT_BEGUN, Profile
-from driftguard.detection.statistics.sessions import OpenSessions
-from driftguard.detection.statistics.turns import KEPT, OF_TURNS
+from driftguard.detection.statistics.sessions import OpenSessions, with_newest
+from driftguard.detection.statistics.turns import KEPT, OF_TURNS, with_wandering
 from driftguard.errors import DriftGuardError
 
 MAGIC = b"DGSTATE"
@@ -212,6 +212,8 @@ def _with_turns(columns: dict[str, Any]) -> None:
     columns["joining"] = np.concatenate([joining, np.zeros((*joining.shape[:2], missing))], axis=2)
     if columns["turns"] is None:
         columns["turns"] = np.zeros((len(columns["ready_ordinal"]), KEPT, OF_TURNS))
+    elif columns["turns"].shape[2] < OF_TURNS:
+        columns["turns"] = with_wandering(columns["turns"])
 
 
 def _pack(value: Any) -> Any:
@@ -241,7 +243,7 @@ def _unpack(value: Any) -> Any:
     if isinstance(value, _Array):
         return _unarray(value)
     if isinstance(value, _Sessions):
-        return OpenSessions(_unarray(value.key), _unarray(value.sums))
+        return OpenSessions(_unarray(value.key), with_newest(_unarray(value.sums)))
     if isinstance(value, _Incident):
         columns = {item.name: _unpack(getattr(value, item.name)) for item in fields(OpenIncident)}
         if value.told is None:

@@ -19,7 +19,10 @@ Keys = NDArray[np.uint64]
 
 OPEN_SESSIONS = 512  # per stream
 NO_SESSION = 0
-KNOWN = 4  # of a session: requests, sum of x, sum of log length, how many requests of the stream ago it began
+# Of a session: requests, sum of x, sum of log length, how many requests of the stream ago it began; of its
+# newest, each of which counts REMEMBERED of the next one: their weight, and the weighted sum of x
+KNOWN = 6
+REMEMBERED = 11.0 / 12.0  # so the newest twelve, about
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,7 +30,7 @@ class OpenSessions:
     """Q sessions, least recently seen first."""
 
     key: Keys  # [Q]
-    sums: Floats  # [Q, KNOWN], in place of the last the stream's count of requests when it began
+    sums: Floats  # [Q, KNOWN], with the stream's count of requests when it began
 
     @classmethod
     def empty(cls) -> OpenSessions:
@@ -35,6 +38,15 @@ class OpenSessions:
 
     def __len__(self) -> int:
         return len(self.key)
+
+
+def with_newest(sums: Floats) -> Floats:
+    """[Q, KNOWN], where states of before know the newest requests of no session: they were like all of it."""
+    if sums.shape[1] == KNOWN:
+        return sums
+    requests, total = sums[:, 0], sums[:, 1]
+    newest = (1.0 - REMEMBERED**requests) / (1.0 - REMEMBERED)
+    return np.column_stack([sums, newest, newest * total / requests])
 
 
 def session_keys(session: Sequence[str | None], stratum: Sequence[int]) -> Keys:
@@ -80,10 +92,12 @@ def sums_before(
             moved[key] = resting.pop(key)
             sums = table.sums[moved[key]].tolist()
         else:
-            sums = [0.0, 0.0, 0.0, float(now)]
+            sums = [0.0, 0.0, 0.0, float(now), 0.0, 0.0]
             opened += 1
-        before.append([*sums[:3], now - sums[3]])
-        seen[key] = [sums[0] + 1.0, sums[1] + value, sums[2] + length, sums[3]]
+        requests, total, lengths, began, newest, of_newest = sums
+        before.append([requests, total, lengths, now - began, newest, of_newest])
+        newest, of_newest = REMEMBERED * newest + 1.0, REMEMBERED * of_newest + value
+        seen[key] = [requests + 1.0, total + value, lengths + length, began, newest, of_newest]
         if opened > OPEN_SESSIONS:
             opened -= 1
             for oldest in least_recent:

@@ -144,7 +144,7 @@ def _turn_effect(
     if len(named):
         strata, own = np.unique(rows.stratum[named], return_inverse=True)
         turns = Turns.of(state.turns[strata], base.within[strata], base.slope[strata])
-        effect[named], error[named] = turns.effect(own, before[named, 0], weight[named])
+        effect[named], error[named] = turns.effect(own, before[named], weight[named])
     return effect, error
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from driftguard.detection import DriftClosed, DriftOpened, OtherVersion, StreamState, UnreadableState
 from driftguard.detection.state.codec import MAGIC, VERSION, _State, decode_state, encode_state
-from driftguard.detection.statistics.turns import LEARNED, LEVEL
+from driftguard.detection.statistics.turns import KEPT, LEARNED, LEVEL, OF_TURNS, STEPS, TERMS
 from tests.detection.traffic import fold_all, growing_sessions, requests
 
 
@@ -79,6 +79,27 @@ def test_a_state_that_knows_no_turns_yet_goes_on() -> None:
     after, findings = fold_all(traffic[1_000:], state=before)
     assert not any(isinstance(finding, DriftOpened) for finding in findings)
     assert after.turns[0, LEARNED].any()
+
+
+def test_a_state_that_does_not_know_how_sessions_wander_goes_on() -> None:
+    traffic = growing_sessions(1, 4_000, falls=0.15, turns=20, open_at_once=4, between=0.05)
+    state = fold_all(traffic[:3_000])[0]
+    stored = encode_state(state)
+    header = len(MAGIC) + 5
+    columns = msgspec.msgpack.decode(stored[header:])
+    place = {name: number for number, name in enumerate(_State.__struct_fields__)}
+    fewer = OF_TURNS - TERMS - 2  # the products of v with all terms, with y and with lengths
+    of_before = np.ones((1, KEPT, fewer))
+    assert fewer == LEVEL + STEPS * (STEPS + 1) // 2 + 2 * STEPS
+    columns[place["turns"]] = ["<f8", of_before.shape, of_before.tobytes()]
+    sums = np.ascontiguousarray(state.sessions.sums[:, :4])
+    columns[place["sessions"]][1] = ["<f8", sums.shape, sums.tobytes()]
+    body = msgspec.msgpack.encode(columns)
+    before = decode_state(stored[: header - 4] + zlib.crc32(body).to_bytes(4, "big") + body)
+    known = before.sessions.sums
+    assert (known[:, :4] == sums).all()
+    assert np.allclose(known[:, 5] / known[:, 4], sums[:, 1] / sums[:, 0])
+    fold_all(traffic[3_000:], state=before)
 
 
 def test_another_version_is_told(stored: bytes) -> None:
