@@ -5,8 +5,9 @@ is routed. Imports none of the three.
 """
 
 from driftguard_http.connections import Bounded, ConnectionLimits, bounded_protocol
-from driftguard_http.guard import Guard, KeyCheck, Refusal, Room, Route
+from driftguard_http.guard import Guard, KeyCheck, Refusal, Route
 from driftguard_http.origins import Origins, is_forwarded, is_loopback
+from driftguard_http.room import Room
 
 __all__ = [
     "Bounded",

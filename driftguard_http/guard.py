@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from driftguard_http.origins import SAFE_METHODS, Origins
+from driftguard_http.room import Room
 
 BODY_SECONDS: Final = 30.0  # for the body of a request,
 LEAST_BYTES_PER_SECOND: Final = 10_000  # and longer if it arrives at least as fast as this
@@ -31,17 +32,11 @@ class Refusal(HTTPException):
     """{detail}"""
 
 
-@dataclass(slots=True)
-class Room:
-    """Memory for the large bodies of all requests together, held until they are answered."""
-
-    free_bytes: int
-
-
 @dataclass(frozen=True, slots=True)
 class Route:
     """The requirements for a request before it is routed. `most_bytes`: of its body. `room`: for what exceeds
-    UNSHARED_BYTES of it; such a body gets BODY_SECONDS only. None: the application bounds that. `takes_key`:
+    UNSHARED_BYTES of it, held until the request is answered; such a body gets BODY_SECONDS only. None: the
+    application bounds that. `takes_key`:
     shows more to the holder of a key, and to everybody else what it shows without one."""
 
     needs_key: bool
@@ -151,9 +146,10 @@ class _Body:
     def __init__(self, scope: Scope, receive: Receive, route: Route) -> None:
         self._scope = scope
         self._receive = receive
-        self._route = route
+        self._most_bytes = route.most_bytes
+        self._share = route.room.share() if route.room else None
         self._begun = asyncio.get_running_loop().time()
-        self._size_bytes = self._held_bytes = 0
+        self._size_bytes = 0
         self._complete = False
 
     async def receive(self) -> Message:
@@ -161,7 +157,7 @@ class _Body:
         if self._complete:  # the next message only says that the client has disconnected
             return await self._receive()
         until = self._begun + BODY_SECONDS
-        if not self._held_bytes:
+        if self._share is None or not self._share.held_bytes:
             until += self._size_bytes / LEAST_BYTES_PER_SECOND
         try:
             async with asyncio.timeout_at(until):
@@ -170,25 +166,22 @@ class _Body:
             raise Refusal(408, "the body arrived too slowly", headers=CLOSE) from None
         self._size_bytes += len(message.get("body", b""))
         self._complete = not message.get("more_body", False)
-        if self._size_bytes > self._route.most_bytes:
-            raise too_large(self._route.most_bytes)
-        if not self._has_room(self._size_bytes - UNSHARED_BYTES - self._held_bytes):
+        if self._size_bytes > self._most_bytes:
+            raise too_large(self._most_bytes)
+        if not self._has_room():
+            self.give_back()
             if not self._complete:
                 await _is_discarded(self._scope, self._receive)
             headers = {"Retry-After": str(RETRY_AFTER_SECONDS), **CLOSE}
             raise Refusal(429, "other large bodies are being processed; send it again later", headers=headers)
         return message
 
-    def _has_room(self, size_bytes: int) -> bool:
-        room = self._route.room
-        if room is None or size_bytes <= 0:
+    def _has_room(self) -> bool:
+        if self._share is None:
             return True
-        if size_bytes > room.free_bytes:
-            return False
-        room.free_bytes -= size_bytes
-        self._held_bytes += size_bytes
-        return True
+        more_bytes = self._size_bytes - UNSHARED_BYTES - self._share.held_bytes
+        return more_bytes <= 0 or self._share.take(more_bytes)
 
     def give_back(self) -> None:
-        if self._route.room is not None:
-            self._route.room.free_bytes += self._held_bytes
+        if self._share is not None:
+            self._share.give_back()

@@ -19,7 +19,7 @@ from fastapi import Request
 from fastapi.concurrency import run_in_threadpool
 
 from driftguard.api.problems import MalformedBody, UnsupportedEncoding
-from driftguard.api.room import Room
+from driftguard.api.room import WaitingRoom
 from driftguard.errors import TooLarge
 from driftguard_http import Refusal
 from driftguard_http.guard import CLOSE
@@ -45,8 +45,8 @@ class Bodies:
     """Memory for arriving bodies and the objects made of them; small bodies never wait for large ones."""
 
     def __init__(self) -> None:
-        self._coming = Room(COMING_BYTES)
-        self._small, self._large = Room(OF_SMALL_BYTES), Room(OF_LARGE_BYTES)
+        self._coming = WaitingRoom(COMING_BYTES)
+        self._small, self._large = WaitingRoom(OF_SMALL_BYTES), WaitingRoom(OF_LARGE_BYTES)
 
     @asynccontextmanager
     async def read(self, request: Request, *, max_bytes: int, growth: int) -> AsyncIterator[Body]:

@@ -14,7 +14,7 @@ WAIT_SECONDS: Final = 10.0
 RETRY_AFTER_SECONDS: Final = 2
 
 
-class Room:
+class WaitingRoom:
     """Used on one event loop. A body for which there is too little room waits, in the order of arrival."""
 
     def __init__(self, total_bytes: int) -> None:

@@ -15,7 +15,7 @@ from driftguard.proxy.asking import NOTHING, Excess
 from driftguard.proxy.events import EventStream, StreamedAnswer, reduced
 from driftguard.proxy.intake import chained, read_up_to
 from driftguard.proxy.recording import NotRecorded, Passage
-from driftguard.proxy.room import Share
+from driftguard_http.room import Share
 
 COPIED_AT_ONCE_BYTES: Final = 65_536
 

@@ -27,10 +27,10 @@ from driftguard.proxy.events import StreamedAnswer
 from driftguard.proxy.intake import Intake, take_in, target_of
 from driftguard.proxy.metrics import ProxyMetrics
 from driftguard.proxy.recording import NotRecorded, Passage, Recorder, is_missing
-from driftguard.proxy.room import Room, Share
 from driftguard.proxy.upstream import Upstream
 from driftguard.records import AcceptanceRecord, UnrecordedReason
 from driftguard.settings import ProxySettings
+from driftguard_http.room import Room, Share
 
 _log = structlog.get_logger(__name__)
 

@@ -15,9 +15,9 @@ from driftguard.adapters.answers.engines import Engine
 from driftguard.proxy.asking import Unreadable, ask, kind_of
 from driftguard.proxy.labels import is_probe
 from driftguard.proxy.recording import NotRecorded, Passage, Reason
-from driftguard.proxy.room import Share
 from driftguard.proxy.upstream import Upstream
 from driftguard.settings import ProxySettings
+from driftguard_http.room import Share
 
 Body = bytes | AsyncIterator[bytes] | None
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"

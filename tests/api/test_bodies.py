@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from driftguard.api import request_body, room
 from driftguard.api.problems import MalformedBody
 from driftguard.api.request_body import split_items
-from driftguard.api.room import Room
+from driftguard.api.room import WaitingRoom
 from driftguard.errors import Busy
 
 values = st.recursive(
@@ -52,7 +52,7 @@ def test_what_is_no_array_is_refused_whole(body: bytes) -> None:
 def test_room_is_given_in_the_order_of_arrival_and_comes_back_however_its_use_ended() -> None:
     told: list[str] = []
 
-    async def use(shared: Room, name: str, size: int) -> None:
+    async def use(shared: WaitingRoom, name: str, size: int) -> None:
         async with shared.taken(size):
             told.append(name)
             await asyncio.sleep(0)
@@ -60,7 +60,7 @@ def test_room_is_given_in_the_order_of_arrival_and_comes_back_however_its_use_en
                 raise ValueError(name)
 
     async def all_of_it() -> None:
-        shared = Room(10)
+        shared = WaitingRoom(10)
         async with shared.taken(7):
             names = {"larger than the room": 50, "raises": 4, "small": 3}
             tasks = [asyncio.create_task(use(shared, name, size)) for name, size in names.items()]
@@ -80,7 +80,7 @@ def test_who_waits_for_room_too_long_is_told_to_come_back(monkeypatch: pytest.Mo
     monkeypatch.setattr(room, "WAIT_SECONDS", 0.01)
 
     async def wait() -> None:
-        shared = Room(10)
+        shared = WaitingRoom(10)
         async with shared.taken(10):
             with pytest.raises(Busy):
                 async with shared.taken(1):

@@ -1,4 +1,7 @@
-"""Limits the memory for parsing requests and answers, for all requests in flight together."""
+"""Memory for what requests and answers hold, limited for all in flight together.
+
+Used on one event loop. Nothing waits for room: what there is none for is refused, or passed on unread.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +25,14 @@ class Share:
 
     def __init__(self, room: Room) -> None:
         self._room = room
-        self._held_bytes = 0
+        self.held_bytes = 0
 
     def take(self, size_bytes: int) -> bool:
         """Counts bytes that are already held. False: there is no room for them, so they must be released."""
-        self._held_bytes += size_bytes
+        self.held_bytes += size_bytes
         return self._room._take(size_bytes)
 
     def give_back(self) -> None:
         """Gives all of it back."""
-        self._room._take(-self._held_bytes)
-        self._held_bytes = 0
+        self._room._take(-self.held_bytes)
+        self.held_bytes = 0
