@@ -53,7 +53,8 @@ _UNREACHABLE = (
 # The role may not do it, or there is nothing that it could do it in.
 _REFUSED = (InsufficientPrivilege, InvalidSchemaName)
 _SCHEMES = ("postgres", "postgresql", "postgresql+psycopg")
-_DELETES_NOTHING = text("DELETE FROM alembic_version WHERE false")
+# A database that may only be read, as a hot standby, refuses it.
+DELETES_NOTHING: Final = text("DELETE FROM alembic_version WHERE false")
 _WORK = "work"  # in `Connection.info`: what the server was last told about
 ANSWER_MARGIN_SECONDS: Final = 5.0  # after which an answer that the server owes by its own clock is overdue
 CONNECT_TIMEOUT_SECONDS: Final = 5
@@ -311,7 +312,7 @@ class Database:
         read-only."""
         with self.connect(CHECK) as connection:
             migrations.check_revision(connection, place=self.place)
-            connection.execute(_DELETES_NOTHING)  # which a read-only database refuses, as a hot standby
+            connection.execute(DELETES_NOTHING)
 
     def check_sessions(self) -> None:
         """Raises BadSettings where a pooler pools transactions: a lock would be another's, and stay behind.

@@ -20,7 +20,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from driftguard.detection.state.codec import StoredState
-from driftguard.store.database import FOLD, is_too_slow
+from driftguard.store.database import DELETES_NOTHING, FOLD, is_too_slow
 from driftguard.store.tables import (
     DetectorHistory,
     DetectorState,
@@ -32,7 +32,6 @@ from driftguard.store.tables import (
 )
 
 READER = "detector"
-_DELETES_NOTHING = text("DELETE FROM fold_positions WHERE false")
 _LOCK = 4_706_137_201  # any number that no other advisory lock of this database uses
 
 
@@ -103,7 +102,7 @@ class Change:
 
 def expect_writable(session: Session) -> None:
     """Raises what every write raises where the database may only be read."""
-    session.execute(_DELETES_NOTHING)
+    session.execute(DELETES_NOTHING)
 
 
 def lock_fold(session: Session) -> None:
