@@ -50,7 +50,6 @@ from driftguard.detection.steps.cycles import (
     rows_until_cycle_counts,
     tally,
     with_effects,
-    with_traffic,
     without_current,
 )
 from driftguard.detection.steps.dependence import (
@@ -117,8 +116,7 @@ def _step(
 ) -> tuple[StreamState, list[Finding], int]:
     """Folds rows from `start` up to the next event; returns the place after it."""
     first = rows[start : start + 1]
-    state = with_traffic(state, first, before.requests + int(first.place[0]))
-    state, findings = cycles_begin(state, first, config.ignore)
+    state, findings = cycles_begin(state, first, before.requests + int(first.place[0]), config.ignore)
     base = baselines(state.reference, state.inflation, state.measured_at, state.of_windows)
     part = with_effects(state, rows[start : _step_end(config, state, rows, start)])
     seen = int(state.drafted_requests.sum())

@@ -63,8 +63,10 @@ def with_reference_cells(profiles: Profiles, cells: Floats) -> Profiles:
     )
 
 
-def cycles_begin(state: StreamState, row: Columns, ignore: float) -> tuple[StreamState, list[Finding]]:
-    """Before a step that begins with this row.
+def cycles_begin(
+    state: StreamState, row: Columns, requests: int, ignore: float
+) -> tuple[StreamState, list[Finding]]:
+    """Before a step that begins with this row, which so many requests of the stream came before.
 
     Where a profile comes into use or is given up, the evidence of the stream starts anew, as it was against
     other baselines, and so do the sums of the other cycles.
@@ -75,6 +77,8 @@ def cycles_begin(state: StreamState, row: Columns, ignore: float) -> tuple[Strea
         number = factor.number(row.ended_ms)
         if not cycles_begun(profile.number, profile.strays, number)[0]:
             continue
+        if factor is DAY and counts(profile.current, DAY).any():
+            state = _with_traffic(state, profile.number, int(number[0]), requests)
         profile, changed = cycle_over(profile, factor, int(number[0]), ignore)
         state = _with_profile(state, place, profile)
         if changed.any():
@@ -83,18 +87,15 @@ def cycles_begin(state: StreamState, row: Columns, ignore: float) -> tuple[Strea
     return state, findings
 
 
-def with_traffic(state: StreamState, row: Columns, requests: int) -> StreamState:
-    """The state that knows the traffic of the day that ends before this row, with so many requests of the
-    stream before it. The first day is no whole one, nor is one that began while days did not count."""
-    profile, number = state.profiles[FACTORS.index(DAY)], DAY.number(row.ended_ms)
-    if not cycles_begun(profile.number, profile.strays, number)[0] or not counts(profile.current, DAY).any():
-        return state
+def _with_traffic(state: StreamState, ended: int, begins: int, requests: int) -> StreamState:
+    """The state that knows the traffic of the day that ended, with so many requests of the stream before the
+    day that begins. The first day is no whole one, nor is one that began while days did not count."""
     begun, before, days = state.day_begun
     per_day = state.requests_per_day
-    if begun == profile.number:
+    if begun == ended:
         days = min(days + 1, DAYS_OF_TRAFFIC)
         per_day += (requests - before - per_day) / days
-    return replace(state, requests_per_day=per_day, day_begun=(int(number[0]), requests, days))
+    return replace(state, requests_per_day=per_day, day_begun=(begins, requests, days))
 
 
 def against_other_baselines(
