@@ -23,19 +23,8 @@ from starlette.types import Scope
 from driftguard.api.context import get_context
 from driftguard.errors import BadSettings, DatabaseUnavailable, Unauthorized
 from driftguard.store.database import Database
-from driftguard.store.keys import create_key, has_keys, is_valid, list_keys, revoke_key
+from driftguard.store.keys import is_valid
 from driftguard_http import Refusal, is_forwarded, is_loopback
-
-__all__ = [
-    "create_key",
-    "has_keys",
-    "is_loopback",
-    "is_open",
-    "list_keys",
-    "refuse_open_bind",
-    "require_key",
-    "revoke_key",
-]
 
 
 def refuse_open_bind(host: str, *, has_keys: bool) -> None:
@@ -71,13 +60,18 @@ async def require_key(
     request: Request, given: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)]
 ) -> None:
     """FastAPI dependency of writes, admin calls and captured text. Raises Unauthorized."""
-    context = get_context(request)
-    if is_open(request.scope, context.settings.host) or getattr(request.state, "key_checked", False):
+    if may_read_text(request):
         return
     if given is None:
         raise Unauthorized("this call needs an API key: Authorization: Bearer KEY")
-    if not await run_in_threadpool(_is_stored, context.database, given.credentials.strip()):
+    if not await run_in_threadpool(_is_stored, get_context(request).database, given.credentials.strip()):
         raise Unauthorized("this API key is unknown or revoked")
+
+
+def may_read_text(request: Request) -> bool:
+    """Whether captured text is shown to whoever asks. A key that was sent has been checked (guarding.py)."""
+    here = is_open(request.scope, get_context(request).settings.host)
+    return here or getattr(request.state, "key_checked", False)
 
 
 def _is_stored(database: Database, key: str) -> bool:

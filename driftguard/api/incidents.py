@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from driftguard.api import openapi_examples
 from driftguard.api.actions import ActionModel
-from driftguard.api.auth import is_open, require_key
+from driftguard.api.auth import may_read_text, require_key
 from driftguard.api.context import Context, get_context
 from driftguard.api.cursors import decode_cursor, encode_cursor
 from driftguard.api.filters import IncidentQuery, refuse_repeated, row_filter, without_nul
@@ -75,12 +75,8 @@ def list_incidents(query: Annotated[IncidentQuery, Query()], context: AnyContext
 def get_incident(incident_id: UUID, context: AnyContext, request: Request) -> IncidentDetail:
     """Shows one incident, its transitions and notifications. What captured requests of `diagnosis.examples`
     say is shown to holders of an API key, where keys are needed."""
-    # A key that is sent here has been checked (guarding.py).
-    may_read_text = is_open(request.scope, context.settings.host) or getattr(
-        request.state, "key_checked", False
-    )
     with context.database.session() as session:
-        return detail(session, incident_id, context, with_text=may_read_text)
+        return detail(session, incident_id, context, with_text=may_read_text(request))
 
 
 @router.post("/{incident_id}/acknowledge", dependencies=[Depends(require_key)], responses=_CHANGED)

@@ -6,11 +6,12 @@ import json
 
 import pytest
 
-from driftguard.api.auth import is_loopback, refuse_open_bind
+from driftguard.api.auth import refuse_open_bind
 from driftguard.errors import BadSettings
 from driftguard.settings import Settings
 from driftguard.store.database import Database
 from driftguard.store.keys import create_key, revoke_key
+from driftguard_http import is_loopback
 from tests.api.ingest_server import serving
 from tests.benchmarks.ingest_app import ingest_app
 
