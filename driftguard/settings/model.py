@@ -207,7 +207,7 @@ class CaptureSettings(_Group):
 
 class EngineSettings(_Group):
     server: str = Field(description="The server's name in its records.")
-    admin_url: str | None = Field(
+    admin_url: Url | None = Field(
         None, description="Base URL of the built-in engine, for example http://127.0.0.1:8100."
     )
     update_url: Url | None = Field(

@@ -103,6 +103,10 @@ def test_command_line_then_environment_then_file(tmp_path: Path, monkeypatch: py
             "[[engines]]\nserver = 'a'\nadmin_url = 'http://a'\nupdate_url = 'http://b'",
             "update_url: leave out if there is an admin_url",
         ),
+        (
+            "[[engines]]\nserver = 'a'\nadmin_url = '127.0.0.1:8100'",
+            "engines.0.admin_url: does not begin with http:// or https:// and a host, not '127.0.0.1:8100'",
+        ),
         (RESTARTED + "update_engine = 'sglang'", "update_engine: needs an update_url"),
         (RESTARTED + "update_url = 'chat:8000'", "engines.0.update_url: does not begin with http://"),
         (
