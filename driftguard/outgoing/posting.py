@@ -130,7 +130,7 @@ def _retry_after_seconds(headers: httpx.Headers) -> float | None:
         until = parsedate_to_datetime(told)
         now = parsedate_to_datetime(headers["date"]) if "date" in headers else datetime.now(UTC)
         return max(0.0, (until - now).total_seconds())
-    except (ValueError, TypeError):  # the latter: only one of the two times has a time zone
+    except (ValueError, OverflowError, TypeError):  # the last: only one of the two times has a time zone
         return None
 
 

@@ -130,7 +130,8 @@ def test_a_retry_after_is_read_as_seconds_or_as_a_date_by_the_receivers_clock() 
     wrong_clock = datetime(2019, 5, 1, 12, 0, tzinfo=UTC)
     until = format_datetime(wrong_clock + timedelta(seconds=90), usegmt=True)
     date = f"date: {format_datetime(wrong_clock, usegmt=True)}\r\nretry-after: {until}\r\n"
-    told = {"retry-after: 7\r\n": 7.0, date: 90.0, "retry-after: soon\r\n": None, "": None}
+    never = "retry-after: Mon, 20 Nov 99999999999999999999 19:12:08 GMT\r\n"
+    told = {"retry-after: 7\r\n": 7.0, date: 90.0, "retry-after: soon\r\n": None, never: None, "": None}
     for headers, seconds in told.items():
         answered = f"HTTP/1.1 429 Slowly\r\n{headers}content-length: 0\r\n\r\n".encode()
         with raw_receiver(saying(answered)) as receiver:

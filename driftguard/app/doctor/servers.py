@@ -144,7 +144,7 @@ def _store_nothing(_records: Sequence[object]) -> Future[BatchResult]:
 def _date(text: str) -> datetime | None:
     try:
         return parsedate_to_datetime(text).astimezone(UTC)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 
