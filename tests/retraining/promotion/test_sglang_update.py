@@ -45,7 +45,6 @@ STEPS = [
     "/end_weight_update",
     "/continue_generation",
 ]
-BEFORE_IT_IS_LOADED = STEPS[: STEPS.index("/update_weights_from_tensor")]
 
 
 class Beside(Protocol):
