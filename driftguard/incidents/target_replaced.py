@@ -230,42 +230,42 @@ def _fall(
     found = fallen_segments(alike.before, alike.after, minimum_drop, inflation)
     if not found:
         return None
-    positions = alike.positions
-    incident = _incident(session, awaited, first, found, now, name=str(stream.id), positions=positions)
+    incident = _incident(session, awaited, first, found, now, name=str(stream.id), positions=alike.positions)
     incident.segments = tuple(
         replace(each, renamed_from=(alike.renamed[each.segment],)) if each.segment in alike.renamed else each
         for each in incident.segments
     )
     incident.interval_start_at = min(past.last_seen_at, first.at)
-    high, low, k = (
-        incident.acceptance_before,
-        incident.acceptance_after,
-        incident.evidence.num_speculative_tokens,
-    )
-    is_draft = past.target == stream.target
+    high, low = incident.acceptance_before, incident.acceptance_after
+    k = incident.evidence.num_speculative_tokens if alike.positions == "all" else None
     earlier = _open_fall(session, past, incident.segments)
+    can_go_back = past.target == stream.target and earlier is None
     incident.evidence = replace(
         incident.evidence,
         predecessor_stream_id=past.id if earlier is None else None,
-        slowdown_formula=formula_slowdown(high, low, k) if k and positions == "all" else None,
-        rollback=Rollback(past.draft_version, None, by_hand=True) if is_draft and earlier is None else None,
+        slowdown_formula=formula_slowdown(high, low, k) if k else None,
+        rollback=Rollback(past.draft_version, None, by_hand=True) if can_go_back else None,
         goes_on=GoesOn(earlier.id, past.id, earlier.change_point_seq) if earlier else None,
     )
-    if earlier is not None:
-        replaced = (
-            f"{past.target} with draft {past.draft_version} was replaced by {stream.target} with draft "
-            f"{stream.draft_version}, and the fall of incident {earlier.id} goes on"
-        )
-    elif is_draft:
-        replaced = f"the draft version {past.draft_version} was replaced by {stream.draft_version}"
-    else:
-        replaced = f"the target {past.target} was replaced by {stream.target}, and the draft fits it less"
-    names = [
+    names = "".join(
         f"segment {each.segment} is taken for {each.renamed_from[0]}; "
         for each in incident.segments
         if each.renamed_from
-    ]
-    return incident, f"{replaced}: {''.join(names)}{ACCEPTANCE[positions]} fell from {high:.2f} to {low:.2f}"
+    )
+    fell = f"{ACCEPTANCE[alike.positions]} fell from {high:.2f} to {low:.2f}"
+    return incident, f"{_replaced(past, stream, earlier)}: {names}{fell}"
+
+
+def _replaced(past: Stream, stream: Stream, earlier: Incident | None) -> str:
+    """In words; `earlier`: the fall that goes on."""
+    if earlier is not None:
+        return (
+            f"{past.target} with draft {past.draft_version} was replaced by {stream.target} with draft "
+            f"{stream.draft_version}, and the fall of incident {earlier.id} goes on"
+        )
+    if past.target == stream.target:
+        return f"the draft version {past.draft_version} was replaced by {stream.draft_version}"
+    return f"the target {past.target} was replaced by {stream.target}, and the draft fits it less"
 
 
 def _open_fall(session: Session, past: Stream, fallen: Sequence[ChangedSegment]) -> Incident | None:
