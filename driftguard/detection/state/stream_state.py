@@ -83,11 +83,26 @@ class OpenIncident:
     outcome: Ints  # [K] see recovery.py
     told: Floats  # [K, 4] what requests tell of that distance, as UNTOLD
 
+    def joined_by(self, more: OpenIncident) -> OpenIncident:
+        """With the segments of `more` and their tests."""
+        columns: dict[str, Any] = {
+            name: np.concatenate([getattr(self, name), getattr(more, name)])
+            for name in ("segments", "evidence", "alarm_ordinal", "halfway", *_OF_TESTS, "told")
+        }
+        return replace(self, test=np.concatenate([self.test, more.test + len(self.outcome)]), **columns)
 
-def untested(tests: int, now: int) -> tuple[Floats, Ints, Ints, Ints]:
-    """(wealth [K, BETS], seen [K], last_seen [K], outcome [K]) of tests that have not begun."""
+    def tested_anew(self, now: int) -> OpenIncident:
+        """With recovery tests that have not begun; `now` as in `untested`."""
+        return replace(self, **untested(len(self.outcome), now))
+
+
+_OF_TESTS = ("wealth", "seen", "last_seen", "outcome")
+
+
+def untested(tests: int, now: int) -> dict[str, Any]:
+    """Columns of an incident's tests that have not begun; `now`: the stream's drafted observations so far."""
     zero = np.zeros(tests, dtype=np.int64)
-    return np.zeros((tests, BETS)), zero, zero + now, zero + WAITING
+    return dict(zip(_OF_TESTS, (np.zeros((tests, BETS)), zero, zero + now, zero + WAITING), strict=True))
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -246,8 +261,8 @@ def _assigned(
 def with_varying_k(
     state: StreamState, batch: ObservationBatch
 ) -> tuple[ObservationBatch, NDArray[np.bool_], int, int]:
-    """The batch without the K of requests that are judged by their first position because K varies, which
-    others [N] have such a K, and the state's k_newest and k_changes after it."""
+    """(batch, K varies [N], k_newest, k_changes): the batch without the K of requests that are judged by
+    their first position because K varies; in which of the others K varies too; the state's two after it."""
     k = batch.num_speculative_tokens
     told = (k >= 0) & (batch.drafted > 0)
     if "window" in batch.kind:

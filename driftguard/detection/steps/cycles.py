@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from driftguard.detection.findings import Finding, ProfileLearned
 from driftguard.detection.state.columns import Columns
-from driftguard.detection.state.stream_state import DIRECTIONS, Floats, OpenIncident, StreamState, untested
+from driftguard.detection.state.stream_state import DIRECTIONS, Floats, OpenIncident, StreamState
 from driftguard.detection.statistics.baseline import (
     Baselines,
     length_of_acceptance,
@@ -106,9 +106,9 @@ def against_other_baselines(
 
     What hours add to it is in the sums of the week until then, and the other way round: they begin anew.
     """
-    changed = np.unique(state.segment_of_stratum[strata])
+    changed, now = np.unique(state.segment_of_stratum[strata]), int(state.drafted_requests.sum())
     down, up = (
-        _tested_anew(state, incident) if incident and np.isin(changed, incident.segments).any() else incident
+        incident.tested_anew(now) if incident and np.isin(changed, incident.segments).any() else incident
         for incident in state.incidents
     )
     state = replace(
@@ -125,11 +125,6 @@ def against_other_baselines(
     for direction in range(len(DIRECTIONS)):
         state = without_evidence(state, direction)
     return state
-
-
-def _tested_anew(state: StreamState, incident: OpenIncident) -> OpenIncident:
-    wealth, seen, last_seen, outcome = untested(len(incident.outcome), int(state.drafted_requests.sum()))
-    return replace(incident, wealth=wealth, seen=seen, last_seen=last_seen, outcome=outcome)
 
 
 def _uncounted(profile: Profile, strata: NDArray[np.bool_]) -> Profile:

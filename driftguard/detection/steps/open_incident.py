@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,6 @@ from driftguard.detection.state.stream_state import (
     POSSIBLY,
     UNTOLD,
     WAITING,
-    Ints,
     OpenIncident,
     StreamState,
     untested,
@@ -105,17 +105,17 @@ def open_incident(
         state, base, _of_segments(counted, changed), rows, evidence_since, interval[0], rise=alarm.rise
     )
     incident = OpenIncident(
-        state.ordinal,
-        change_point,
-        change_point_ms,
-        evidence_since,
-        interval[0],
-        _kind_of(gradual),
-        _next_look(state, rows, change_point),
-        np.array(changed, dtype=np.uint8),
-        evidence[changed],
-        np.full(len(changed), state.ordinal),
-        *_tests(alarm, after, changed, common=not named),
+        opened_ordinal=state.ordinal,
+        change_point=change_point,
+        change_point_ms=change_point_ms,
+        evidence_since=evidence_since,
+        earliest=interval[0],
+        told_gradual=_kind_of(gradual),
+        next_look=_next_look(state, rows, change_point),
+        segments=np.array(changed, dtype=np.uint8),
+        evidence=evidence[changed],
+        alarm_ordinal=np.full(len(changed), state.ordinal),
+        **_tests(alarm, after, changed, common=not named),
     )
     return incident, DriftOpened(
         direction=DIRECTIONS[direction],
@@ -153,20 +153,7 @@ def widen_incident(
     if isinstance(alarm, AlarmWithheld):
         return alarm
     more, found = alarm
-    wider = replace(
-        incident,
-        segments=np.concatenate([incident.segments, more.segments]),
-        evidence=np.concatenate([incident.evidence, more.evidence]),
-        alarm_ordinal=np.concatenate([incident.alarm_ordinal, more.alarm_ordinal]),
-        halfway=np.concatenate([incident.halfway, more.halfway]),
-        test=np.concatenate([incident.test, more.test + len(incident.outcome)]),
-        wealth=np.concatenate([incident.wealth, more.wealth]),
-        seen=np.concatenate([incident.seen, more.seen]),
-        last_seen=np.concatenate([incident.last_seen, more.last_seen]),
-        outcome=np.concatenate([incident.outcome, more.outcome]),
-        told=np.concatenate([incident.told, more.told]),
-    )
-    return wider, DriftWidened(
+    return incident.joined_by(more), DriftWidened(
         direction=found.direction,
         ordinal=found.ordinal,
         ended_at=found.ended_at,
@@ -360,18 +347,20 @@ def _gradual(
     return Gradual(onset, at, (first, last), end, found.moved, per_day, certain, found.over)
 
 
-def _tests(
-    alarm: _Alarm, after: Columns, changed: list[int], *, common: bool
-) -> tuple[Floats, Ints, Floats, Ints, Ints, Ints, Floats]:
-    """(halfway, test) of the changed segments, then the empty recovery tests (see OpenIncident)."""
+def _tests(alarm: _Alarm, after: Columns, changed: list[int], *, common: bool) -> dict[str, Any]:
+    """The columns of an incident for its recovery tests, none of which has begun: one for each of the changed
+    segments, or one of all in common."""
     own = [after.segment == code for code in changed]
     if common:
         own = [np.logical_or.reduce(own)]
     known = [_told(alarm, after[np.flatnonzero(rows)]) for rows in own]
     test = np.zeros(len(changed), dtype=np.int64) if common else np.arange(len(changed))
-    halfway = np.array([half for _, half in known])[test]
-    now = int(alarm.state.drafted_requests.sum())
-    return halfway, test, *untested(len(own), now), np.stack([told for told, _ in known])
+    return {
+        "halfway": np.array([half for _, half in known])[test],
+        "test": test,
+        "told": np.stack([told for told, _ in known]),
+        **untested(len(own), int(alarm.state.drafted_requests.sum())),
+    }
 
 
 def _told(alarm: _Alarm, rows: Columns) -> tuple[Floats, float]:
