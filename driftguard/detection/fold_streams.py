@@ -99,25 +99,17 @@ def _groups(states: Sequence[StreamState], batches: Sequence[ObservationBatch]) 
 
 
 def _quiet(
-    config: DetectorConfig, states: list[StreamState], batches: list[ObservationBatch]
+    config: DetectorConfig, states: list[StreamState], batches: Sequence[ObservationBatch]
 ) -> list[StreamState | None]:
     """The states after their batches; None where a batch is not quiet."""
-    by_k = list(map(with_varying_k, states, batches))
-    batches = [batch for batch, *_ in by_k]
+    batches, varies, k_newest, k_changes = zip(*map(with_varying_k, states, batches), strict=True)
     side = side_by_side(states, batches)
     gap, last_ends = _after_gaps(side, states, batches)
-    k_varies = np.concatenate([varies for _, varies, *_ in by_k])
-    rows = _rows(side, states, k_varies, (side.batch.judged_drafted > 0) & ~gap)
-    stream = side.stream_of_stratum[rows.stratum]
-    steady = side.state.ready[rows.stratum] & in_cycles_under_way(side.state, rows)
-    watched = np.bincount(stream, minlength=len(states))
-    full = np.bincount(rows.stratum, minlength=len(side.state.growing)) >= requests_until_joining(side.state)
-    steady &= ~full[rows.stratum]
-    due = np.array([state.until_measured for state in states])
-    steady &= (watched < due)[stream]
-    quiet = (watched > 0) & (np.bincount(stream, weights=steady, minlength=len(states)) == watched)
+    rows = _rows(side, states, np.concatenate(varies), (side.batch.judged_drafted > 0) & ~gap)
+    quiet = _quiet_but_for_alarms(side, states, rows)
+    rows = rows[np.flatnonzero(quiet[side.stream_of_stratum[rows.stratum]])]
 
-    rows = with_effects(side.state, rows[np.flatnonzero(quiet[stream])])
+    rows = with_effects(side.state, rows)
     stream = side.stream_of_stratum[rows.stratum]
     starts = np.searchsorted(stream, np.arange(len(states) + 1)).tolist()
     clock = _clock(side, stream, starts)
@@ -164,8 +156,8 @@ def _quiet(
                 "history": state.history.followed_by_piece(
                     newest.part(starts[place], starts[place + 1]), config.history
                 ),
-                "k_newest": by_k[place][2],
-                "k_changes": by_k[place][3],
+                "k_newest": k_newest[place],
+                "k_changes": k_changes[place],
                 "last_window_ended_at": last_ends[place],
                 "windows_after_gap": state.windows_after_gap + missed[place],
             },
@@ -174,6 +166,18 @@ def _quiet(
         else None
         for place, state in enumerate(states)
     ]
+
+
+def _quiet_but_for_alarms(side: SideBySide, states: list[StreamState], rows: Columns) -> NDArray[np.bool_]:
+    """Of which streams [G] no row ends a step of the fold, unless it raises an alarm."""
+    stream = side.stream_of_stratum[rows.stratum]
+    steady = side.state.ready[rows.stratum] & in_cycles_under_way(side.state, rows)
+    full = np.bincount(rows.stratum, minlength=len(side.state.growing)) >= requests_until_joining(side.state)
+    steady &= ~full[rows.stratum]
+    drafted = np.bincount(stream, minlength=len(states))
+    steady &= (drafted < np.array([state.until_measured for state in states]))[stream]
+    quiet: NDArray[np.bool_] = np.bincount(stream, weights=steady, minlength=len(states)) == drafted
+    return quiet & (drafted > 0)
 
 
 def _clock(side: SideBySide, stream: NDArray[np.intp], starts: list[int]) -> Ints:
@@ -193,7 +197,7 @@ def _pieces(side: SideBySide, rows: Columns) -> Piece | None:
 
 
 def _after_gaps(
-    side: SideBySide, states: list[StreamState], batches: list[ObservationBatch]
+    side: SideBySide, states: list[StreamState], batches: Sequence[ObservationBatch]
 ) -> tuple[NDArray[np.bool_], list[float]]:
     """Which observations [N] are windows after a gap, and each stream's last end of a window."""
     gap = np.zeros(len(side.batch), dtype=np.bool_)
