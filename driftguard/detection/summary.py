@@ -7,10 +7,9 @@ lambda^2 v / 2 = (delta - k)^2 / (2 v), and the alarm comes after about log A / 
 with a beta distribution of mean - delta and v (windows: a normal one), for the ten bets there are, with
 what they have gained when the drop begins, and with all ten in the sum (`_delay`).
 
-Assumptions: the true mean is the estimated one; v stays what it was; observations as
-dependent as was measured. Requests of a
-session are taken as of sessions that begin after the drop; those open at the drop show all of it, so where
-sessions last long and differ, the alarm comes sooner.
+Assumptions: the true mean is the estimated one; v stays what it was; observations as dependent as was
+measured. Requests of a session are taken as of sessions that begin after the drop; those open at the drop
+show all of it, so where sessions last long and differ, the alarm comes sooner.
 Measured with the real fold (tests/detection/test_summary.py, medians of 30 runs for drops of .05,
 .10, .20, A = 1e4 and 1e6, latent sd .05, .12, .2): .86 to 1.15 of the simulated median; windows .83 to 1.0;
 20 open sessions of 8 requests with half of the variance between them: 3.3 times it, drop .10.
@@ -19,6 +18,7 @@ Measured with the real fold (tests/detection/test_summary.py, medians of 30 runs
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -40,7 +40,14 @@ from driftguard.detection.findings import (
 )
 from driftguard.detection.state.columns import SECONDS_PER_DAY, Columns, history_rows
 from driftguard.detection.state.stream_state import OpenIncident, StreamState
-from driftguard.detection.statistics.baseline import FIRST_CHECK, Baselines, baselines, length_of_acceptance
+from driftguard.detection.statistics.baseline import (
+    FIRST_CHECK,
+    REQUESTS,
+    SESSIONS,
+    Baselines,
+    baselines,
+    length_of_acceptance,
+)
 from driftguard.detection.statistics.bets import BETS, DOWN, SMALLEST_VARIANCE, Floats, factors
 from driftguard.detection.statistics.factors import FACTORS
 from driftguard.detection.steps.confirmation import wider_margin
@@ -199,7 +206,7 @@ def _learning(state: StreamState, newest: Columns) -> int | None:
 
 def _missing(config: DetectorConfig, state: StreamState, code: int, learning: int | None) -> int:
     if learning is not None:
-        known, size = int(state.reference[learning, 0]), int(state.reference_size[learning])
+        known, size = int(state.reference[learning, REQUESTS]), int(state.reference_size[learning])
         if state.of_windows[learning] and known > 0:
             size = max(size, usual_windows_of(config, state, learning))
         return max(size - known, 1)
@@ -260,6 +267,19 @@ def expected_delays(
     return tuple(found)
 
 
+@dataclass(frozen=True, slots=True)
+class _Watched:
+    """What the delays of a stratum rest on."""
+
+    mean: float  # acceptance per request
+    variance: float  # of it, given the requests before
+    fresh: float  # part of a drop that a typical request of a session shows
+    shown: float  # the same in standard deviations, against the first request of a session
+    cut_off: tuple[float, ...]  # b_j of the bets on a fall
+    inflation: float  # how much more than independent ones its requests vary in the long run
+    of_windows: bool
+
+
 def expected_requests(
     config: DetectorConfig, state: StreamState, base: Baselines, code: int, drop: float
 ) -> float | None:
@@ -279,13 +299,18 @@ def expected_requests(
     margin = float(margin_of(errors, unseen_of(state, base)[code], config.ignore, state.of_windows[code]))
     fresh = _fresh(state, base, code)
     parts = base.within[code], base.between[code], np.array([fresh])
-    variance, shown = request_variance(*parts).item(), change_shown(*parts).item()
-    cut = tuple(state.cut_off[code, DOWN].tolist())
-    mean, factor = float(base.mean[code]), float(base.inflation[code])
-    normal = bool(state.of_windows[code])
+    watched = _Watched(
+        mean=float(base.mean[code]),
+        variance=request_variance(*parts).item(),
+        fresh=fresh,
+        shown=change_shown(*parts).item(),
+        cut_off=tuple(state.cut_off[code, DOWN].tolist()),
+        inflation=float(base.inflation[code]),
+        of_windows=bool(state.of_windows[code]),
+    )
 
     def until(margin: float) -> float:
-        found = _observations(needed, mean, variance, margin, fresh, shown, cut, factor, normal, drop)
+        found = _until_alarm(watched, needed, margin, drop)
         return math.inf if found is None else found
 
     found = until(margin)
@@ -311,7 +336,7 @@ def _fresh(state: StreamState, base: Baselines, code: int) -> float:
     within, between = float(base.within[code]), float(base.between[code])
     if between <= 0.0 or within <= 0.0:
         return 1.0
-    size = math.ceil(state.reference[code, 0] / max(state.reference[code, 11], 1.0))
+    size = math.ceil(state.reference[code, REQUESTS] / max(state.reference[code, SESSIONS], 1.0))
     of_each = within / (within + np.arange(size) * between)
     information = float(np.mean(of_each**2 / (within + of_each * between)))
     half = information * between / 2.0
@@ -319,23 +344,13 @@ def _fresh(state: StreamState, base: Baselines, code: int) -> float:
 
 
 @lru_cache(maxsize=CACHED)
-def _observations(
-    needed: float,
-    mean: float,
-    variance: float,
-    margin: float,
-    fresh: float,
-    shown: float,
-    cut: tuple[float, ...],
-    inflation: float,
-    normal: bool,
-    drop: float,
-) -> float | None:
-    """Dependent ones vary `inflation` times as much in the long run; see `_delay`."""
+def _until_alarm(watched: _Watched, needed: float, margin: float, drop: float) -> float | None:
+    """Requests (windows) until the sum of the bets on a fall is `needed`; see `_delay`."""
+    mean, variance, fresh = watched.mean, watched.variance, watched.fresh
     if drop >= mean:
         return None
-    x = mean + math.sqrt(variance) * _Z if normal else _X
-    fallen = x - drop if normal else x
+    x = mean + math.sqrt(variance) * _Z if watched.of_windows else _X
+    fallen = x - drop if watched.of_windows else x
 
     def bets(at: Floats) -> Floats:
         boundary = np.full(GRID, max(mean - fresh * margin, 0.0))
@@ -344,14 +359,14 @@ def _observations(
             boundary,
             np.full(GRID, variance),
             rise=False,
-            shown=np.full(GRID, shown),
-            cut=np.array(cut),
-            inflation=np.full(GRID, inflation),
+            shown=np.full(GRID, watched.shown),
+            cut=np.array(watched.cut_off),
+            inflation=np.full(GRID, watched.inflation),
         )
 
-    before = _NORMAL if normal else _beta(mean, variance)
-    after = _NORMAL if normal else _beta(mean - fresh * drop, variance)
-    return _delay(needed, bets(x), before, bets(fallen), after, inflation)
+    before = _NORMAL if watched.of_windows else _beta(mean, variance)
+    after = _NORMAL if watched.of_windows else _beta(mean - fresh * drop, variance)
+    return _delay(needed, bets(x), before, bets(fallen), after, watched.inflation)
 
 
 def _beta(mean: float, variance: float) -> Floats:

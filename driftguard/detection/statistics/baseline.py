@@ -21,9 +21,11 @@ from driftguard.records.positions import Positions
 
 Floats = NDArray[np.float64]
 
-# requests n, x, x^2, drafted d, accepted a, d^2, d a, a^2, log length l, l^2, l x;
+# Places of the sums: requests, x, x^2, drafted d, accepted a, d^2, d a, a^2, log length l, l^2, l x;
+REQUESTS, X, XX, D, A, DD, DA, AA, L, LL, LX = range(11)
 # over sessions s (sessions.py): how many, sum X_s^2 / n_s, sum X_s L_s / n_s, sum L_s^2 / n_s, sum n_s^2;
-# and requests that name their session
+SESSIONS, SXX, SXL, SLL, SNN = range(11, 16)
+NAMED = 16  # requests that name their session
 SUMS = 17
 FIRST_CHECK = 100  # requests after which the spread is first estimated
 SIZE_FACTOR = 8.0  # a reference of (8 sd / drop)^2 requests puts two standard errors at a quarter of the drop
@@ -62,7 +64,7 @@ def terms(
     session_before: Floats,
     named: NDArray[np.bool_],
 ) -> Floats:
-    """What each of T requests adds to the sums: [T, SUMS]. `session_before` [T, 3] as in sessions.py;
+    """What each of T requests adds to the sums: [T, SUMS]. `session_before` [T, KNOWN] as in sessions.py;
     `named` [T]: the request names its session."""
     d, a, line = drafted.astype(np.float64), accepted.astype(np.float64), log_length
     own = [np.ones_like(x), x, x * x, d, a, d * d, d * a, a * a, line, line * line, line * x]
@@ -103,10 +105,10 @@ def _line(sums: Floats) -> Line:
 
     The slope is 0, and the middle sum 0, where lengths are all alike or follow from acceptance.
     """
-    n, lengths, both = np.maximum(sums[..., 0], 1.0), _squares_of_length(sums), _products(sums)
+    n, lengths, both = np.maximum(sums[..., REQUESTS], 1.0), _squares_of_length(sums), _products(sums)
     tell = (lengths > SMALLEST_LENGTH_SPREAD**2 * n) & ~_follows_from_acceptance(sums, lengths, both)
     slope = np.where(tell, both / np.where(tell, lengths, 1.0), 0.0)
-    squares = sums[..., 2] - sums[..., 1] ** 2 / n - slope * both
+    squares = sums[..., XX] - sums[..., X] ** 2 / n - slope * both
     return slope, np.where(tell, lengths, 0.0), np.maximum(squares, 0.0)
 
 
@@ -123,23 +125,23 @@ def length_of_acceptance(sums: Floats) -> NDArray[np.bool_]:
 
 
 def _follows_from_acceptance(sums: Floats, lengths: Floats, both: Floats) -> NDArray[np.bool_]:
-    n = np.maximum(sums[..., 0], 1.0)
-    squares = np.maximum(sums[..., 2] - sums[..., 1] ** 2 / n, 0.0)
-    drafted = np.maximum(sums[..., 5] - sums[..., 3] ** 2 / n, 0.0)
-    alike = drafted * n**2 <= (1.0 - OF_ACCEPTANCE) * lengths * sums[..., 3] ** 2
+    n = np.maximum(sums[..., REQUESTS], 1.0)
+    squares = np.maximum(sums[..., XX] - sums[..., X] ** 2 / n, 0.0)
+    drafted = np.maximum(sums[..., DD] - sums[..., D] ** 2 / n, 0.0)
+    alike = drafted * n**2 <= (1.0 - OF_ACCEPTANCE) * lengths * sums[..., D] ** 2
     rises: NDArray[np.bool_] = (both > 0.0) & (both**2 >= OF_ACCEPTANCE * lengths * squares)
     differ: NDArray[np.bool_] = lengths > SMALLEST_LENGTH_SPREAD**2 * n
     return np.asarray(differ & rises & alike)
 
 
 def _squares_of_length(sums: Floats) -> Floats:
-    n = np.maximum(sums[..., 0], 1.0)
-    return np.asarray(np.maximum(sums[..., 9] - sums[..., 8] ** 2 / n, 0.0))
+    n = np.maximum(sums[..., REQUESTS], 1.0)
+    return np.asarray(np.maximum(sums[..., LL] - sums[..., L] ** 2 / n, 0.0))
 
 
 def _products(sums: Floats) -> Floats:
     """Sum of (x - its mean) (l - its mean)."""
-    return np.asarray(sums[..., 10] - sums[..., 8] * sums[..., 1] / np.maximum(sums[..., 0], 1.0))
+    return np.asarray(sums[..., LX] - sums[..., L] * sums[..., X] / np.maximum(sums[..., REQUESTS], 1.0))
 
 
 def variance_of(sums: Floats) -> Floats:
@@ -149,14 +151,14 @@ def variance_of(sums: Floats) -> Floats:
 
 def _variance_around(line: Line, sums: Floats) -> Floats:
     _, lengths, squares = line
-    freedom = sums[..., 0] - 1.0 - (lengths > 0.0)
+    freedom = sums[..., REQUESTS] - 1.0 - (lengths > 0.0)
     return np.where(freedom >= 1.0, squares / np.maximum(freedom, 1.0), 0.0)
 
 
 def _tells(sums: Floats) -> NDArray[np.bool_]:
     """Are there sessions with enough repeats to tell how much they differ?"""
-    sessions = sums[..., 11]
-    tells: NDArray[np.bool_] = (sums[..., 0] - sessions >= LEAST_REPEATS) & (sessions >= 2.0)
+    sessions = sums[..., SESSIONS]
+    tells: NDArray[np.bool_] = (sums[..., REQUESTS] - sessions >= LEAST_REPEATS) & (sessions >= 2.0)
     return tells
 
 
@@ -168,11 +170,11 @@ def _components(line: Line, sums: Floats) -> tuple[Floats, Floats]:
     sessions. With fewer than LEAST_REPEATS repeats, or one session, all variance is within.
     Paper: Searle, Casella, McCulloch, Variance Components (1992), section 3.6.
     """
-    n, x, length = np.maximum(sums[..., 0], 1.0), sums[..., 1], sums[..., 8]
+    n, x, length = np.maximum(sums[..., REQUESTS], 1.0), sums[..., X], sums[..., L]
     slope, _, squares = line
     tells = _tells(sums)
     start = (x - slope * length) / n
-    sessions, sxx, sxl, sll, sizes = (sums[..., place] for place in range(11, 16))
+    sessions, sxx, sxl, sll, sizes = (sums[..., place] for place in (SESSIONS, SXX, SXL, SLL, SNN))
     of_sessions = sxx + start**2 * n + slope**2 * sll - 2.0 * start * x - 2.0 * slope * sxl
     of_sessions = np.clip(of_sessions + 2.0 * start * slope * length, 0.0, squares)
     more = np.maximum(sessions - 1.0, 1.0)
@@ -185,19 +187,19 @@ def _components(line: Line, sums: Floats) -> tuple[Floats, Floats]:
 
 def _mean_variance(sums: Floats, inflation: Floats, within: Floats, between: Floats) -> Floats:
     """n x the variance of the mean of n requests: f (within + between sum n_s^2 / n)."""
-    by_session = within + between * sums[..., 15] / np.maximum(sums[..., 0], 1.0)
+    by_session = within + between * sums[..., SNN] / np.maximum(sums[..., REQUESTS], 1.0)
     return np.asarray(inflation * by_session)
 
 
 def sessions_tell(sums: Floats) -> bool:
     """Do sessions that repeat, and that nearly all requests name, say what belongs together? From [SUMS]."""
-    return bool(_tells(sums) and sums[16] >= NEARLY_ALL * sums[0])
+    return bool(_tells(sums) and sums[NAMED] >= NEARLY_ALL * sums[REQUESTS])
 
 
 def line_of(sums: Floats) -> tuple[float, float, float]:
     """(mean, slope, middle) of the line of x on log length, from [SUMS] with n >= 1."""
     slope, _, _ = _line(sums)
-    return float(sums[1] / sums[0]), float(slope), float(sums[8] / sums[0])
+    return float(sums[X] / sums[REQUESTS]), float(slope), float(sums[L] / sums[REQUESTS])
 
 
 def needed_requests(sums: Floats, minimum_drop: float) -> int:
@@ -221,7 +223,7 @@ def usual_windows(sums: Floats, ended_at: Floats, minimum_drop: float) -> int:
     An hour by what lies between most of them, so that no time without windows and no jump of a clock counts.
     """
     requests = max((SIZE_FACTOR * USUAL_SPREAD / minimum_drop) ** 2, float(FIRST_CHECK))
-    by_tokens = requests * USUAL_TOKENS / float(sums[3]) * float(sums[0])
+    by_tokens = requests * USUAL_TOKENS / float(sums[D]) * float(sums[REQUESTS])
     apart = max(float(np.median(np.diff(ended_at))), 1.0)
     return math.ceil(min(by_tokens, USUAL_SECONDS / apart))
 
@@ -247,7 +249,7 @@ def baselines(
     where lengths shift by one or two standard deviations (buckets: 1 to 12 of 12, because the lengths
     shift inside a bucket too). Where the true relation is a step, neither holds at a shift of two.
     """
-    n = np.maximum(sums[..., 0], 1.0)
+    n = np.maximum(sums[..., REQUESTS], 1.0)
     slope, lengths, _ = line = _line(sums)
     variance = _variance_around(line, sums)
     with_spread = lengths > 0.0
@@ -255,14 +257,14 @@ def baselines(
         with_spread, np.sqrt(inflation * variance / np.where(with_spread, lengths, 1.0)), 0.0
     )
     within, between = _components(line, sums)
-    sessions = np.where(between > 0.0, sums[..., 11], n)
+    sessions = np.where(between > 0.0, sums[..., SESSIONS], n)
     freedom = np.maximum(sessions / inflation - 1.0, 1.0)
     least = np.where(of_windows, WINDOW_DEVIATION**2, 1.0 / n)
     mean_variance = _mean_variance(sums, inflation, within, between)
     return Baselines(
-        mean=sums[..., 1] / n,
+        mean=sums[..., X] / n,
         slope=slope,
-        middle=sums[..., 8] / n,
+        middle=sums[..., L] / n,
         variance=within + between,
         within=within,
         between=between,
@@ -293,7 +295,7 @@ def reference_acceptance(
     sums: Floats, *, of_windows: bool = False, positions: Positions = "all"
 ) -> Acceptance:
     """Acceptance rate of one reference period, from its sums [SUMS] with n >= 1."""
-    n, _, _, drafted, accepted, drafted2, both, accepted2 = (float(value) for value in sums[:8])
+    n, drafted, accepted, drafted2, both, accepted2 = sums[[REQUESTS, D, A, DD, DA, AA]].tolist()
     return acceptance_from_sums(
         n, drafted, accepted, drafted2, both, accepted2, of_windows=of_windows, positions=positions
     )

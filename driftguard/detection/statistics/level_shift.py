@@ -10,7 +10,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from driftguard.detection.statistics.baseline import SUMS, Floats, add_terms, length_of_acceptance
+from driftguard.detection.statistics.baseline import (
+    LL,
+    LX,
+    REQUESTS,
+    SUMS,
+    Floats,
+    L,
+    X,
+    add_terms,
+    length_of_acceptance,
+)
 
 BINS = 32
 SMALLEST_BIN = 8
@@ -97,9 +107,9 @@ def _slope(bins: Floats) -> float:
     """Of x on log length inside the bins; 0 where lengths are all alike or follow from acceptance."""
     if length_of_acceptance(bins[:, :SUMS].sum(axis=0)):
         return 0.0
-    n, x, line = bins[:, 0], bins[:, 1], bins[:, 8]
-    squares = float((bins[:, 9] - line**2 / n).sum())
-    return float((bins[:, 10] - line * x / n).sum()) / squares if squares > SMALLEST else 0.0
+    n, x, line = bins[:, REQUESTS], bins[:, X], bins[:, L]
+    squares = float((bins[:, LL] - line**2 / n).sum())
+    return float((bins[:, LX] - line * x / n).sum()) / squares if squares > SMALLEST else 0.0
 
 
 def _against_itself(sums: Floats, place: int) -> float:

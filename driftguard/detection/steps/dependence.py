@@ -55,7 +55,7 @@ from driftguard.detection.state.stream_state import (
     OpenIncident,
     StreamState,
 )
-from driftguard.detection.statistics.baseline import Baselines, baselines, line_of, sessions_tell
+from driftguard.detection.statistics.baseline import REQUESTS, Baselines, baselines, line_of, sessions_tell
 from driftguard.detection.statistics.bets import DOWN, UP, mean_over_bets
 from driftguard.detection.statistics.block_differences import inflation_shown
 from driftguard.detection.statistics.change_point import changed_stretch, locate
@@ -202,7 +202,7 @@ def _means(
         blocks,
         counted,
         float(base.variance[code]),
-        int(state.reference[code, 0]),
+        int(state.reference[code, REQUESTS]),
         caution_of(state, code),
         longest=longest_block(state, code, now),
     )
@@ -227,7 +227,7 @@ def begun(state: StreamState, code: int, ordinal: int) -> StreamState:
     if sessions_tell(sums):
         blocks[code], counted[code] = 0.0, 0
     else:
-        counted[code] = int(sums[0])
+        counted[code] = int(sums[REQUESTS])
         blocks[code] = of_residuals(blocks[code], int(counted[code]), *line_of(sums))
     return replace(state, blocks=blocks, counted=counted, counted_until=until)
 
@@ -309,7 +309,7 @@ def _of_neighbours(
     """The inflation of a stratum that its blocks show which follow each other."""
     # One that is not known yet, and what is not exact in those that are.
     changes = 2 if _is_changed(state, code) or state.recoveries[code] > 0 else 1
-    variance, reference = float(base.variance[code]), int(state.reference[code, 0])
+    variance, reference = float(base.variance[code]), int(state.reference[code, REQUESTS])
     return inflation_shown(runs, variance, reference, changes, longest=longest_block(state, code, now))
 
 
@@ -361,7 +361,7 @@ def _may_have_wandered(state: StreamState, base: Baselines, code: int, changed: 
     sums of blocks leave possible?"""
     variance, counted = float(base.variance[code]), int(state.counted[code])
     longest = longest_block(state, code, changed.ended_at(-1))
-    least = least_variance(variance, int(state.reference[code, 0]))
+    least = least_variance(variance, int(state.reference[code, REQUESTS]))
     wander = largest_wander(state.blocks[code], counted, least, caution_of(state, code), longest)
     error = float(state.inflation[code]) * variance / len(changed)
     level = float((changed.x - changed.expected).mean())

@@ -21,7 +21,14 @@ from numpy.typing import NDArray
 from driftguard.detection.config import DetectorConfig
 from driftguard.detection.state.columns import Columns
 from driftguard.detection.state.stream_state import Floats, Ints, StreamState
-from driftguard.detection.statistics.baseline import FIRST_CHECK, SUMS, Baselines, add_terms, variance_of
+from driftguard.detection.statistics.baseline import (
+    FIRST_CHECK,
+    REQUESTS,
+    SUMS,
+    Baselines,
+    add_terms,
+    variance_of,
+)
 from driftguard.detection.statistics.bets import NOT_CUT
 from driftguard.detection.statistics.level_shift import (
     BINS,
@@ -62,7 +69,9 @@ def with_bins(state: StreamState, code: int, added: Floats, ordinals: Ints) -> S
             bins=np.concatenate([state.bins, np.zeros((1, BINS, OF_BIN))]),
         )
     own, bins = int(np.flatnonzero(state.learning == code)[0]), state.bins.copy()
-    bins[own] = add_to_bins(bins[own], int(state.reference[code, 0]), added, ordinals.astype(np.float64))
+    bins[own] = add_to_bins(
+        bins[own], int(state.reference[code, REQUESTS]), added, ordinals.astype(np.float64)
+    )
     return replace(state, bins=bins)
 
 
@@ -76,7 +85,7 @@ def shift_within(config: DetectorConfig, state: StreamState, code: int) -> Level
     """Of a stratum whose reference period is under way: by how much its mean moved, where that matters."""
     if code not in state.learning or state.selection[code] > 0.0:
         return None
-    own, requests = int(np.flatnonzero(state.learning == code)[0]), int(state.reference[code, 0])
+    own, requests = int(np.flatnonzero(state.learning == code)[0]), int(state.reference[code, REQUESTS])
     shift = find(state.bins[own], requests)
     if shift is None:
         return None
@@ -89,14 +98,14 @@ def first_part(state: StreamState, code: int, shift: LevelShift) -> StreamState 
     own = int(np.flatnonzero(state.learning == code)[0])
     before = state.bins[own, : shift.bin - 1]
     sums = add_terms(np.zeros(SUMS), before[:, :SUMS])
-    if shift.gap > 0.0 or sums[0] < LEAST_FIRST:
+    if shift.gap > 0.0 or sums[REQUESTS] < LEAST_FIRST:
         return None
-    requests = int(state.reference[code, 0])
+    requests = int(state.reference[code, REQUESTS])
     size = bin_size(requests)
     blocks = _blocks(shift.residuals, size, float(variance_of(sums)))
     counted = len(shift.residuals) * size
     of_code = np.arange(len(state.ready)) == code
-    share = np.where(of_code, sums[0] / requests, 1.0)[:, None]
+    share = np.where(of_code, sums[REQUESTS] / requests, 1.0)[:, None]
     means = BlockMeans.of(
         blocks,
         counted,

@@ -15,7 +15,7 @@ import numpy as np
 from driftguard.detection.findings import DriftClosed, SegmentChange
 from driftguard.detection.state.columns import Columns, history_rows
 from driftguard.detection.state.stream_state import DIRECTIONS, NOT_READY, WAITING, OpenIncident, StreamState
-from driftguard.detection.statistics.baseline import FIRST_CHECK
+from driftguard.detection.statistics.baseline import FIRST_CHECK, REQUESTS
 from driftguard.detection.statistics.sessions import KNOWN, OpenSessions
 from driftguard.detection.statistics.windows import WINDOW_REFERENCE
 from driftguard.detection.steps.evidence import restart_bets
@@ -35,7 +35,7 @@ def lasts(state: StreamState, incident: OpenIncident) -> bool:
     own = np.isin(state.segment_of_stratum, incident.segments)
     enough = LASTS_REQUESTS
     if state.of_windows[own].all():
-        enough = min(LASTS_TIMES * int(state.reference[own, 0].max()), LASTS_WINDOWS)
+        enough = min(LASTS_TIMES * int(state.reference[own, REQUESTS].max()), LASTS_WINDOWS)
     waiting = incident.outcome == WAITING
     return bool((incident.seen[waiting] >= enough).all())
 

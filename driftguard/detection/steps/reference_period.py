@@ -29,6 +29,7 @@ from driftguard.detection.state.columns import Columns, counted, history_rows, r
 from driftguard.detection.state.stream_state import Floats, StreamState
 from driftguard.detection.statistics.baseline import (
     FIRST_CHECK,
+    REQUESTS,
     SUMS,
     add_terms,
     baselines,
@@ -84,7 +85,7 @@ def requests_until_check(state: StreamState, rows: Columns) -> int:
     missing = np.where(
         state.ready,
         requests_until_joining(state),
-        np.maximum(state.reference_size - state.reference[:, 0], 1.0),
+        np.maximum(state.reference_size - state.reference[:, REQUESTS], 1.0),
     )
     end = len(rows)
     for code in np.unique(rows.stratum[(~state.ready | _grows(state))[rows.stratum]]):
@@ -97,8 +98,8 @@ def requests_until_check(state: StreamState, rows: Columns) -> int:
 def requests_until_joining(state: StreamState) -> Floats:
     """Until the next block of a growing reference period is full [C]; infinity where none grows."""
     least = np.where(state.of_windows, float(WINDOW_REFERENCE), float(FIRST_CHECK))
-    block = np.maximum(least, state.reference[:, 0] // GROWTH_STEPS)
-    return np.where(_grows(state), block - state.joining[:, 1, 0], np.inf)
+    block = np.maximum(least, state.reference[:, REQUESTS] // GROWTH_STEPS)
+    return np.where(_grows(state), block - state.joining[:, 1, REQUESTS], np.inf)
 
 
 def _grows(state: StreamState) -> NDArray[np.bool_]:
@@ -107,7 +108,7 @@ def _grows(state: StreamState) -> NDArray[np.bool_]:
 
 
 def with_reference(state: StreamState, rows: Columns, session_before: Floats) -> StreamState:
-    """The state whose open reference periods have counted their rows; `session_before` [T, 3]."""
+    """The state whose open reference periods have counted their rows; `session_before` [T, KNOWN]."""
     learning = np.unique(rows.stratum[~state.ready[rows.stratum]])
     if len(learning) == 0:
         return state
@@ -120,9 +121,9 @@ def with_reference(state: StreamState, rows: Columns, session_before: Floats) ->
     for code in learning:
         places = np.flatnonzero(rows.stratum == code)
         own = rows[places]
-        if reference[code, 0] == 0:
+        if reference[code, REQUESTS] == 0:
             since[code] = own.ended_at(0)
-        blocks[code] = add_to_blocks(blocks[code], int(reference[code, 0]), own.x, own.log_length)
+        blocks[code] = add_to_blocks(blocks[code], int(reference[code, REQUESTS]), own.x, own.log_length)
         of_terms = _terms(own, session_before[places])
         state = with_bins(state, int(code), of_terms, own.ordinal)
         reference[code] = add_terms(reference[code], of_terms)
@@ -151,7 +152,7 @@ def _level_terms(rows: Columns, session_before: Floats) -> Floats:
 
 
 def with_joining(state: StreamState, rows: Columns, session_before: Floats) -> Floats:
-    """`joining` after these rows, none of which follows the end of a block; `session_before` [T, 3]."""
+    """`joining` after these rows, none of which follows the end of a block; `session_before` [T, KNOWN]."""
     places = np.flatnonzero(_grows(state)[rows.stratum])
     if len(places) == 0:
         return state.joining
@@ -184,7 +185,7 @@ def check_reference(
     code = int(row.stratum[0])
     if state.ready[code]:
         return _grown(config, state, row, code)
-    requests = state.reference[code, 0]
+    requests = state.reference[code, REQUESTS]
     if requests < state.reference_size[code]:
         return state, []
     why = state.why_learned(code)
@@ -289,7 +290,7 @@ def _inflation(state: StreamState, code: int, now: float) -> float:
     sums = state.reference[code]
     if sessions_tell(sums):
         return 1.0
-    requests, variance = int(sums[0]), float(variance_of(sums))
+    requests, variance = int(sums[REQUESTS]), float(variance_of(sums))
     residuals = of_residuals(state.blocks[code], requests, *line_of(sums))
     caution = caution_of(state, code)
     longest = longest_block(state, code, now)
@@ -313,7 +314,7 @@ def _windows_learned(
     config: DetectorConfig, state: StreamState, code: int, now: float, runs: float
 ) -> tuple[StreamState, int]:
     """The state that has learned from the windows of a reference period, and the size that it needs."""
-    own, windows = _reference_rows(state, code), int(state.reference[code, 0])
+    own, windows = _reference_rows(state, code), int(state.reference[code, REQUESTS])
     if len(own) < WINDOW_REFERENCE:  # other traffic pushed them out of the history
         return state, windows + WINDOW_REFERENCE
     state = _with(state, "windows", code, learn(own.x, own.drafted.astype(np.float64)))
@@ -324,7 +325,7 @@ def _windows_learned(
 
 def _odd_start(config: DetectorConfig, state: StreamState, code: int) -> int:
     own = _reference_rows(state, code)
-    if len(own) < state.reference[code, 0]:
+    if len(own) < state.reference[code, REQUESTS]:
         return 0
     return odd_start(own.x, LEAST_DROPS * config.minimum_drop)
 
@@ -347,7 +348,7 @@ def usual_windows_of(config: DetectorConfig, state: StreamState, code: int) -> i
 def _reference_rows(state: StreamState, code: int) -> Columns:
     """The rows of a stratum's reference period, as far as the history still has them."""
     rows = history_rows(state)
-    return rows[np.flatnonzero(rows.stratum == code)][-int(state.reference[code, 0]) :]
+    return rows[np.flatnonzero(rows.stratum == code)][-int(state.reference[code, REQUESTS]) :]
 
 
 def _baseline(config: DetectorConfig, state: StreamState, code: int, row: Columns) -> dict[str, Any]:
@@ -358,7 +359,7 @@ def _baseline(config: DetectorConfig, state: StreamState, code: int, row: Column
         "stratum": str(state.setting_of(code)),
         "ordinal": int(row.ordinal[0]),
         "ended_at": row.ended_at(0),
-        "requests": int(state.reference[code, 0]),
+        "requests": int(state.reference[code, REQUESTS]),
         "acceptance": baseline_of(state, code),
         "mean_per_request": mean,
         "fall_below": max(mean - margin, 0.0),
