@@ -215,13 +215,8 @@ def demo(
 @app.command()
 def retrain(
     config: Config = None,
-    server: Annotated[
-        str | None,
-        typer.Option(help="Server whose draft to retrain; needed when the settings name several engines."),
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Retrain even when no incident calls for it.")
-    ] = False,
+    server: runs.Retrained = None,
+    force: runs.Force = False,
     traffic: Annotated[
         Path | None,
         typer.Option(help="JSON Lines of token ids to train on, instead of captured traffic."),

@@ -27,6 +27,12 @@ from driftguard.cli.output import number, print_facts, print_table, print_text, 
 commands = typer.Typer(no_args_is_help=True, help="List, show and start retraining runs.")
 PATH = "/api/v1/retrain-runs"
 
+Retrained = Annotated[
+    str | None,
+    typer.Option(help="Server whose draft to retrain; needed when the settings name several engines."),
+]
+Force = Annotated[bool, typer.Option("--force", help="Retrain even when no incident calls for it.")]
+
 
 @commands.command("list")
 def list_runs(
@@ -135,13 +141,8 @@ def _training(curve: dict[str, Any]) -> Iterator[str]:
 
 @commands.command("start")
 def start_run(
-    server: Annotated[
-        str | None,
-        typer.Option(help="Server whose draft to retrain; needed when the settings name several engines."),
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Retrain even when no incident calls for it.")
-    ] = False,
+    server: Retrained = None,
+    force: Force = False,
     yes: Yes = False,
     sidecar: Sidecar = DEFAULT_SIDECAR,
     as_json: AsJson = False,
