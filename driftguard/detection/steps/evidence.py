@@ -82,6 +82,7 @@ class WatchRun:
     """The evidence after each of the W watched requests among the T of a step."""
 
     places: NDArray[np.intp]  # [W] among the T
+    clock: Ints  # [W] how many drafted requests the stream has had up to each
     stratum: NDArray[np.uint16]  # [W]
     of_stream: Running  # [W, LANES] G_j
     of_stratum: Running  # [W, LANES] R_cj of the request's own stratum c
@@ -121,11 +122,6 @@ def of_strata(state: StreamState) -> Running:
     return Running(state.stratum_evidence, state.stratum_mean_start)
 
 
-def _clock(state: StreamState, places: NDArray[np.intp]) -> Ints:
-    """How many drafted requests the stream has had up to those at these places [W] of a step."""
-    return int(state.drafted_requests.sum()) + 1 + places
-
-
 def run_evidence(
     state: StreamState,
     stream_of: NDArray[np.intp],
@@ -154,7 +150,7 @@ def run_evidence(
             run[both] = sums(state, base, rows[own], clock[own], start, group[both], begin[both])
     of_stream, of_stratum = run[: len(rows)], run[len(rows) :]
     totals = _totals(strata.evidence, stream_of, rows.stratum, of_stream.evidence, of_stratum.evidence)
-    return WatchRun(np.arange(len(rows)), rows.stratum, of_stream, of_stratum, totals)
+    return WatchRun(np.arange(len(rows)), clock, rows.stratum, of_stream, of_stratum, totals)
 
 
 def keep_evidence(state: StreamState, run: WatchRun, stop: int) -> StreamState:
@@ -163,14 +159,14 @@ def keep_evidence(state: StreamState, run: WatchRun, stop: int) -> StreamState:
     if watched == 0:
         return state
     strata = of_strata(state).last_per_group(run.stratum[:watched], run.of_stratum[:watched])
-    segments, clock = state.segment_of_stratum[run.stratum[:watched]], _clock(state, run.places[:watched])
+    segments = state.segment_of_stratum[run.stratum[:watched]]
     return replace(
         state,
         stream_evidence=run.of_stream.evidence[watched - 1].copy(),
         stream_mean_start=run.of_stream.mean_start[watched - 1].copy(),
         stratum_evidence=strata.evidence,
         stratum_mean_start=strata.mean_start,
-        begun=last_per_group(state.begun, segments, clock),
+        begun=last_per_group(state.begun, segments, run.clock[:watched]),
     )
 
 
