@@ -17,7 +17,7 @@ from driftguard.api.otlp.errors import PATHS, status_response
 from driftguard.api.problems import TooSlow, problem_response
 from driftguard.errors import DatabaseUnavailable, Forbidden, TooLarge, Unauthorized
 from driftguard.settings import Settings
-from driftguard_http import Guard, Origins, Refusal, Route, is_loopback
+from driftguard_http import Guard, Origins, Refusal, Route
 from driftguard_http.origins import SAFE_METHODS
 
 COMPRESSED_BYTES: Final = 1_000

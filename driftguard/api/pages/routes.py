@@ -48,7 +48,6 @@ from driftguard.status.verdict import WORST_FIRST, Standing, standings
 from driftguard.store import drafts, folding, incidents, retrain_runs, sources, streams
 from driftguard.store.keys import list_keys
 from driftguard.store.row_filter import RowFilter
-from driftguard_http import is_loopback
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 AnyContext = Annotated[Context, Depends(get_context)]
