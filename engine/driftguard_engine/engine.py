@@ -74,6 +74,7 @@ class Engine:
 
         Raises InvalidModel, InvalidConfig.
         """
+        self._started_at = time.monotonic()
         self.config = config
         if config.threads is not None:
             torch.set_num_threads(config.threads)
@@ -101,7 +102,8 @@ class Engine:
         self._past = PastOutputs(config.suffix_past_tokens) if config.suffix_past_tokens else None
         self._loader = DraftLoader(config, self._target, self._placement, self._past)
         plain = self._loader.without_files()
-        self._drafts = Drafts(draft or self._loader.first(plain))
+        first, self.activated = (draft, False) if draft is not None else self._loader.first(plain)
+        self._drafts = Drafts(first)
         self._first_draft = self._drafts.serving.version
         self._decoder = open_decoder(
             config, self._target.model, self._target.eos_token_ids, self._drafts.drafter
@@ -214,6 +216,7 @@ class Engine:
                     ) from error
             elif version != self._first_draft:
                 logger.warning("draft %s serves until this engine ends: --state-dir would keep it", version)
+            self.activated = True
             return self._drafts.swap(version)
 
     def set_speculation(self, enabled: bool) -> None:
@@ -231,6 +234,10 @@ class Engine:
 
     def _rule_of(self, draft: LoadedDraft) -> VerificationRule:
         return "tree" if draft.drafter is not None and draft.drafter.trees else self.config.verification
+
+    @property
+    def uptime_seconds(self) -> float:
+        return time.monotonic() - self._started_at
 
     @property
     def draft(self) -> DraftInfo:

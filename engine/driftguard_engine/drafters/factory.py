@@ -85,23 +85,23 @@ class DraftLoader:
     placement: Placement
     past: PastOutputs | None
 
-    def first(self, plain: LoadedDraft | None) -> LoadedDraft:
-        """The draft that was in service before the restart, else the configured one. plain: `without_files`.
-        Raises InvalidModel."""
+    def first(self, plain: LoadedDraft | None) -> tuple[LoadedDraft, bool]:
+        """The draft that was put into service before the restart, and True; else the configured one, and
+        False. plain: `without_files`. Raises InvalidModel."""
         config = self.config
         remembered = saved_draft(config.state_dir, configured_draft(config)) if config.state_dir else None
         if remembered is not None and plain is not None and remembered.version == plain.info.version:
-            return plain
+            return plain, True
         if remembered is not None and remembered.directory is not None:
             try:
-                return self._remembered(remembered.directory, remembered)
+                return self._remembered(remembered.directory, remembered), True
             except InvalidModel as error:
                 logger.error(
                     "draft %s was in service before and cannot be loaded (%s); serving the configured draft",
                     remembered.version,
                     error.detail,
                 )
-        return self._configured() or plain or LoadedDraft(NO_DRAFT, None)
+        return self._configured() or plain or LoadedDraft(NO_DRAFT, None), False
 
     def without_files(self) -> LoadedDraft | None:
         """What has no files of its own that are loaded here, also an installed drafter: it stays beside what

@@ -74,6 +74,8 @@ def _info(service: Service) -> dict[str, Any]:
         "target": engine.target_name,
         "target_directory": engine.target_directory,
         "draft": asdict(engine.draft),
+        "activated": engine.activated,  # False: the draft is the configured one, since this process started
+        "uptime_seconds": engine.uptime_seconds,
         "drafts": [asdict(draft) for draft in engine.drafts],
         "speculation": engine.speculation,
         "num_speculative_tokens": engine.config.num_speculative_tokens,

@@ -272,6 +272,23 @@ def test_the_promoted_draft_serves_after_a_restart(
     assert [path.name for path in (tmp_path / "state").iterdir()] == ["draft_in_service.json"]
 
 
+def test_whether_somebody_put_its_draft_into_service_is_known_over_restarts_too(
+    new_engine: Callable[..., Engine], better: str, tmp_path: Path
+) -> None:
+    engine = new_engine(state_dir=tmp_path / "state")
+    first = engine.draft
+    assert not engine.activated
+    engine.load_draft(better, version="promoted")
+    engine.swap_draft("promoted")
+    assert engine.activated
+    assert new_engine(state_dir=tmp_path / "state").activated
+    engine.load_draft(str(first.directory), first.version)
+    engine.swap_draft(first.version)  # as a rollback does
+    assert new_engine(state_dir=tmp_path / "state").activated
+    for lost in ({}, {"state_dir": tmp_path / "another"}):
+        assert not new_engine(**lost).activated
+
+
 def test_a_draft_that_a_restart_would_lose_is_told(
     new_engine: Callable[..., Engine], better: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

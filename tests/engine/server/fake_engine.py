@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -41,6 +42,8 @@ class FakeEngine(Engine):
         self.paused = threading.Event()
         self.step_error: BaseException | None = None
         self.lost: str | None = None
+        self.activated = False
+        self._started_at = time.monotonic()
         self.request_error: str | None = None
         self.stopped_loading = False
         self.aborted: list[str] = []

@@ -33,11 +33,14 @@ def test_info_says_what_serves(client: httpx.Client) -> None:
         "directory": "/models/fake-draft",
         "corpus": None,
     }
-    assert client.get("/admin/info").json() == {
+    found = client.get("/admin/info").json()
+    assert found.pop("uptime_seconds") > 0
+    assert found == {
         "server": "test",
         "target": "fake-target",
         "target_directory": "/models/fake-target",
         "draft": draft,
+        "activated": False,
         "drafts": [draft],
         "speculation": True,
         "num_speculative_tokens": 4,
