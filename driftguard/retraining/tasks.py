@@ -34,9 +34,10 @@ from driftguard.retraining.promotion.reconcile import settle
 from driftguard.retraining.run import retrain
 from driftguard.retraining.serving_scores import give_up_killed, score
 from driftguard.settings import Settings
-from driftguard.store import drafts, incidents, retrain_runs, serving_scores, source_activity
+from driftguard.store import drafts, incidents, retrain_runs, serving_scores
 from driftguard.store.database import Database
 from driftguard.store.serving_scores import Attempt
+from driftguard.store.source_activity import newest_stream, stream_in_service
 from driftguard.store.tables import Incident, RetrainRun, Stream
 
 QUEUE: Final = "retraining"
@@ -169,9 +170,12 @@ class RetrainingJobs:
                 yield run.server
 
     def _unfollowed(self, session: Session) -> Iterator[str]:
-        """Servers whose records name another draft than the one that is known to be in service."""
-        for server in self._servers():
-            stream = source_activity.stream_in_service(session, server)
+        """Servers whose records name another draft than the one that is known to be in service. An engine
+        with an admin API can be asked at once which one it is."""
+        for engine in self._settings.engines:
+            server = engine.server
+            of = stream_in_service if engine.admin_url is None else newest_stream
+            stream = of(session, server)
             known = None if stream is None else drafts.in_service(session, server, stream.target)
             if stream is None or known is None or known.version == stream.draft_version:
                 continue

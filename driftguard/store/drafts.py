@@ -115,6 +115,11 @@ def put_in_service(
     session.execute(statement)
 
 
+def in_service_anew(session: Session, draft_id: int, at: datetime) -> None:
+    """Of the draft in service: since then, because the engine lost it for a while."""
+    session.execute(update(Draft).where(Draft.id == draft_id).values(promoted_at=at))
+
+
 def parents_in_service(session: Session) -> dict[tuple[str, str, str], str]:
     """(server, target, version in service) -> the version that it was trained from, where that is known."""
     query = select(Draft.server, Draft.target, Draft.version, Draft.parent_version).where(

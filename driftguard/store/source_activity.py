@@ -16,14 +16,19 @@ from driftguard.store.tables import Stream
 SILENCE: Final = timedelta(minutes=5)
 
 
-def stream_in_service(session: Session, server: str) -> Stream | None:
-    """The stream of the draft in service if it is still heard, else the one heard last; None: no records."""
+def newest_stream(session: Session, server: str) -> Stream | None:
+    """The stream heard last; None: no records."""
     query = select(Stream).where(
         Stream.server == server, Stream.method != "none", Stream.traffic_arrived_at.is_not(None)
     )
-    newest = session.scalars(
+    return session.scalars(
         query.order_by(Stream.traffic_arrived_at.desc(), Stream.id.desc()).limit(1)
     ).first()
+
+
+def stream_in_service(session: Session, server: str) -> Stream | None:
+    """The stream of the draft in service if it is still heard, else the one heard last; None: no records."""
+    newest = newest_stream(session, server)
     if newest is None or newest.traffic_arrived_at is None:
         return newest
     known = drafts.in_service(session, server, newest.target)

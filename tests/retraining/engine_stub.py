@@ -32,7 +32,9 @@ class EngineStub:
             "method": "draft_model",
             "directory": str(draft),
         }
+        self.first = self.serving
         self.loaded = {self.serving["version"]: self.serving}
+        self.activated = True
         self.calls: list[str] = []
         self.hold = self.lose = self.refuse = ""
         self.held = threading.Event()
@@ -45,6 +47,8 @@ class EngineStub:
             "target": TARGET,
             "target_directory": str(self.target),
             "draft": self.serving,
+            "activated": self.activated,
+            "uptime_seconds": 1.0,
             "drafts": list(self.loaded.values()),
             "speculation": True,
             "num_speculative_tokens": 4,
@@ -55,8 +59,12 @@ class EngineStub:
         return self.loaded.setdefault(body["version"], draft)
 
     def activate(self, version: str) -> dict[str, Any]:
-        self.serving = self.loaded[version]
+        self.serving, self.activated = self.loaded[version], True
         return self.serving
+
+    def start_again(self) -> None:
+        """As a process that keeps nothing over a restart."""
+        self.serving, self.loaded, self.activated = self.first, {self.first["version"]: self.first}, False
 
     def wait(self) -> None:
         self.held.set()

@@ -30,7 +30,8 @@ from driftguard.store.job_queue import deferring_connector, worker_connector
 from driftguard.store.tables import Incident, RetrainRun, Stream
 from tests.retraining.conftest import Drifted
 from tests.retraining.engine_stub import EngineStub
-from tests.retraining.promotion.test_watch_hook import promoted
+from tests.retraining.promotion.test_put_back import promoted_an_hour_ago
+from tests.retraining.promotion.test_watch_hook import CANDIDATE, promoted
 from tests.retraining.world import BEFORE, MOVED, OLD, incident_of, make_settings, rates, record, store
 
 __all__ = ["promoted"]
@@ -266,10 +267,9 @@ def test_a_draft_that_somebody_else_puts_into_service_is_followed_without_a_retr
     assert in_service(drifted) == "by-operator"
 
 
-def test_a_watch_ends_where_the_engine_has_returned_to_the_draft_before(
+def test_a_watch_ends_where_somebody_has_returned_to_the_draft_before(
     drifted: Drifted, promoted: UUID, engine: EngineStub, jobs: RetrainingJobs, queue: procrastinate.App
 ) -> None:
-    """As one does that was started again and keeps no state."""
     serve_another(drifted, engine, drifted.parent)
     jobs.defer_due(queue)
     asyncio.run(work(drifted.database, jobs))
@@ -280,6 +280,21 @@ def test_a_watch_ends_where_the_engine_has_returned_to_the_draft_before(
         f"promoted; no longer watched, because draft {drifted.parent} is in service now",
     )
     assert incident_of(drifted.database, drifted.incident_id).state != "mitigating"
+
+
+def test_a_draft_that_its_engine_lost_is_put_back_at_the_next_look_after_its_first_record(
+    drifted: Drifted, promoted: UUID, engine: EngineStub, jobs: RetrainingJobs, queue: procrastinate.App
+) -> None:
+    """Records of the promoted draft arrived until just now."""
+    directory = promoted_an_hour_ago(drifted)
+    engine.start_again()
+    now = datetime.now(UTC)
+    store(drifted.database, [record(CANDIDATE, OLD, rate, now) for rate in rates(BEFORE, 5)])
+    store(drifted.database, [record(drifted.parent, OLD, rate, now) for rate in rates(BEFORE, 5)])
+    jobs.defer_due(queue)
+    asyncio.run(work(drifted.database, jobs))
+    assert (engine.serving["version"], engine.serving["directory"]) == (CANDIDATE, directory)
+    assert in_service(drifted) == CANDIDATE
 
 
 def test_a_rollback_waits_for_no_training_of_another_server(

@@ -42,7 +42,9 @@ class EngineDraft(msgspec.Struct, frozen=True):
 
 class EngineInfo(msgspec.Struct, frozen=True):
     """What the engine serves now. Unknown members are ignored: later versions may add some. `ngram_tokens`:
-    least and most of a match; not told by an engine whose n-gram lookup takes no corpus."""
+    least and most of a match; not told by an engine whose n-gram lookup takes no corpus. `activated`: the
+    draft was put into service, and is not just what the engine was started with; not told by earlier ones.
+    `uptime_seconds`: since it was started."""
 
     server: str
     target: str
@@ -52,6 +54,8 @@ class EngineInfo(msgspec.Struct, frozen=True):
     suffix_min_match: int = 1
     ngram_tokens: tuple[int, int] | None = None
     drafts: list[EngineDraft] = []
+    activated: bool = True
+    uptime_seconds: float = 0.0
 
 
 def engine_of(settings: Settings, server: str | None) -> EngineSettings:

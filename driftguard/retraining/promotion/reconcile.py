@@ -14,6 +14,7 @@ rolling out, restarted            run rolling_out, records of the candidate  wat
 rolling back                      run rolling_back, no record of the parent  as it is; asked for again when
                                                                              time is up
 rolling back, restarted           run rolling_back, records of the parent    rolled_back
+promoted, and lost by the engine  its first draft in service, by no order    as it is: put back (put_back.py)
 anything else in service          the engine was told so by somebody else    in service; a watch ends
 """
 
@@ -37,6 +38,7 @@ from driftguard.retraining.promotion.draft_rows import (
     finish_rollback,
     follow_engine,
 )
+from driftguard.retraining.promotion.put_back import Loss, put_back_if_lost
 from driftguard.retraining.training import workspace
 from driftguard.settings import Settings
 from driftguard.store import announced_drafts, drafts, retrain_runs
@@ -91,16 +93,21 @@ def settle_locked(database: Database, settings: Settings, engine: Engine, info: 
     if info.draft.method == "none":
         log.warning("speculation is off; nothing is settled", server=info.server)
         return info
+    loss: Loss | None = None
     if not isinstance(engine, EngineAdmin):
         restart.go_on(database, engine, info)
         restart.roll_back_if_due(database, engine, info)
     elif restored := _roll_back_if_worse(database, engine, info):
         info = msgspec.structs.replace(info, draft=restored)
+    elif loss := put_back_if_lost(database, engine, info, datetime.now(UTC)):
+        info = msgspec.structs.replace(info, draft=loss.serving or info.draft)
     with database.session() as session:
         now = datetime.now(UTC)
         for run in retrain_runs.in_states(session, info.server, info.target, retrain_runs.RUNNING_STATES):
             _settle_run(session, settings, run, info.draft, now)
         follow_engine(session, info.server, info.target, info.draft, now)
+        if loss is not None:
+            retrain_runs.add_to_reason(session, loss.run_id, loss.told)
     workspace.remove_leftovers(database, settings.data_directory)
     workspace.remove_old_drafts(database, settings, info.server, info.target)
     return info

@@ -1,0 +1,187 @@
+"""An engine that was started again without its state has lost the draft that was promoted."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from sqlalchemy import update
+from structlog.testing import capture_logs
+
+from driftguard.records.documents.retraining_run import Watch
+from driftguard.retraining.engines.engine_admin import EngineRefused
+from driftguard.retraining.promotion.reconcile import settle
+from driftguard.retraining.promotion.rollback import roll_back
+from driftguard.retraining.run import retrain
+from driftguard.store import retrain_runs
+from driftguard.store.tables import Draft
+from tests.retraining.conftest import Drifted
+from tests.retraining.engine_stub import EngineStub
+from tests.retraining.promotion.test_watch_hook import CANDIDATE, promoted, states, the_run
+from tests.retraining.world import incident_of, make_settings
+
+__all__ = ["promoted"]
+
+
+def promoted_an_hour_ago(drifted: Drifted) -> str:
+    """The directory of the draft."""
+    an_hour_ago = datetime.now(UTC) - timedelta(hours=1)
+    with drifted.database.session() as session:
+        session.execute(update(Draft).where(Draft.version == CANDIDATE).values(promoted_at=an_hour_ago))
+        return str(session.query(Draft.directory).where(Draft.version == CANDIDATE).scalar())
+
+
+def test_the_promoted_draft_serves_again_and_is_watched_on(
+    drifted: Drifted, promoted: UUID, engine: EngineStub
+) -> None:
+    promoted_an_hour_ago(drifted)
+    engine.start_again()
+    with capture_logs() as logs:
+        settle(drifted.database, drifted.settings, "engine-1")
+    assert (engine.serving["version"], engine.calls) == (CANDIDATE, ["load", "activate"])
+    assert states(drifted) == {drifted.parent: "retired", CANDIDATE: "in_service"}
+    run = the_run(drifted, promoted)
+    assert run.state == "watching"
+    assert "the engine was started again and lost it" in (run.reason or "")
+    assert "it was put back" in (run.reason or "")
+    assert "promoted draft lost and put back" in [line["event"] for line in logs]
+    assert incident_of(drifted.database, drifted.incident_id).state == "mitigating"
+
+
+def test_the_nightly_job_puts_it_back_too(drifted: Drifted, promoted: UUID, engine: EngineStub) -> None:
+    promoted_an_hour_ago(drifted)
+    engine.start_again()
+    assert retrain(drifted.database, drifted.settings, trigger="nightly").state == "nothing_to_do"
+    assert engine.serving["version"] == CANDIDATE
+
+
+def test_one_whose_promotion_stands_is_put_back_too_and_its_run_tells(
+    drifted: Drifted, promoted: UUID, engine: EngineStub
+) -> None:
+    promoted_an_hour_ago(drifted)
+    with drifted.database.session() as session:
+        retrain_runs.end(session, promoted, "promoted", "it stands", datetime.now(UTC))
+    engine.start_again()
+    settle(drifted.database, drifted.settings, "engine-1")
+    assert engine.serving["version"] == CANDIDATE
+    run = the_run(drifted, promoted)
+    assert (run.state, (run.reason or "").split(", found at")[0]) == (
+        "promoted",
+        "it stands; the engine was started again and lost it",
+    )
+
+
+def test_what_somebody_put_into_service_stays(drifted: Drifted, promoted: UUID, engine: EngineStub) -> None:
+    """By the admin API, or as the engine's own state says."""
+    promoted_an_hour_ago(drifted)
+    engine.start_again()
+    engine.activate(drifted.parent)
+    settle(drifted.database, drifted.settings, "engine-1")
+    assert engine.serving["version"] == drifted.parent
+    assert states(drifted) == {drifted.parent: "in_service", CANDIDATE: "retired"}
+
+
+def test_another_draft_that_the_engine_is_started_with_stays(
+    drifted: Drifted, promoted: UUID, engine: EngineStub
+) -> None:
+    promoted_an_hour_ago(drifted)
+    engine.first = {**engine.first, "version": "of-the-operator"}
+    engine.start_again()
+    settle(drifted.database, drifted.settings, "engine-1")
+    assert engine.serving["version"] == "of-the-operator"
+    assert states(drifted)["of-the-operator"] == "in_service"
+
+
+def test_one_that_was_rolled_back_is_not_put_back(
+    drifted: Drifted, promoted: UUID, engine: EngineStub
+) -> None:
+    promoted_an_hour_ago(drifted)
+    roll_back(
+        drifted.database, drifted.settings, server="engine-1", draft_version=CANDIDATE, reason="it loops"
+    )
+    engine.start_again()
+    settle(drifted.database, drifted.settings, "engine-1")
+    assert engine.serving["version"] == drifted.parent
+    assert states(drifted)[CANDIDATE] == "rolled_back"
+
+
+def test_one_that_the_watch_found_worse_is_rolled_back_and_not_put_back(
+    drifted: Drifted, promoted: UUID, engine: EngineStub
+) -> None:
+    promoted_an_hour_ago(drifted)
+    with drifted.database.session() as session:
+        run = retrain_runs.find(session, promoted)
+        assert run is not None
+        assert run.numbers is not None
+        run.numbers = type(run.numbers)(
+            gate=run.numbers.gate, watch=Watch((), (), 0.05, 400, 0, recovered=False, verdict="worse")
+        )
+    engine.start_again()
+    settle(drifted.database, drifted.settings, "engine-1")
+    assert engine.serving["version"] == drifted.parent
+    assert (states(drifted)[CANDIDATE], the_run(drifted, promoted).state) == ("rolled_back", "rolled_back")
+
+
+def test_one_that_may_have_ended_its_engine_is_not_put_back_and_that_is_told(
+    drifted: Drifted, promoted: UUID, engine: EngineStub
+) -> None:
+    """It would end it again, and again."""
+    promoted_an_hour_ago(drifted)
+    engine.start_again()
+    settle(drifted.database, drifted.settings, "engine-1")
+    engine.start_again()
+    settle(drifted.database, drifted.settings, "engine-1")
+    assert engine.serving["version"] == drifted.parent
+    assert states(drifted) == {drifted.parent: "in_service", CANDIDATE: "retired"}
+    run = the_run(drifted, promoted)
+    assert run.state == "promoted"
+    assert (run.reason or "").endswith(
+        f"draft {drifted.parent} serves, and it was not put back: it had served for less than 5 minutes, so "
+        "that it may be what ended the engine"
+    )
+    assert incident_of(drifted.database, drifted.incident_id).state == "open"
+
+
+@pytest.mark.parametrize("why", ["refused", "changed", "gone"])
+def test_one_that_cannot_be_put_back_is_told_and_the_engine_followed(
+    drifted: Drifted, promoted: UUID, engine: EngineStub, why: str
+) -> None:
+    directory = Path(promoted_an_hour_ago(drifted))
+    engine.start_again()
+    told = "its files are gone"
+    if why == "refused":
+        engine.refuse, told = "load", "out of memory"
+    elif why == "changed":
+        directory.mkdir(parents=True)
+        (directory / "SHA256SUMS").write_text(f"{'0' * 64}  model.safetensors\n")
+        (directory / "model.safetensors").write_text("other weights")
+        told = "is not as the training wrote it"
+    else:
+        with drifted.database.session() as session:
+            session.execute(update(Draft).where(Draft.version == CANDIDATE).values(directory=None))
+    with capture_logs() as logs:
+        settle(drifted.database, drifted.settings, "engine-1")
+    assert states(drifted) == {drifted.parent: "in_service", CANDIDATE: "retired"}
+    assert told in (the_run(drifted, promoted).reason or "")
+    (line,) = [line for line in logs if line["event"] == "promoted draft lost"]
+    assert line["log_level"] == "error"
+
+
+def test_an_engine_that_goes_away_meanwhile_is_asked_again(
+    drifted: Drifted, promoted: UUID, engine: EngineStub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    promoted_an_hour_ago(drifted)
+    engine.start_again()
+    engine.lose = "load"
+    infos = iter([engine.info()])
+    monkeypatch.setattr(engine, "info", lambda: next(infos))  # then it ends
+    with pytest.raises(EngineRefused):
+        settle(drifted.database, drifted.settings, "engine-1")
+    assert states(drifted) == {drifted.parent: "retired", CANDIDATE: "in_service"}
+    monkeypatch.undo()
+    engine.lose = ""
+    engine.start_again()
+    settle(drifted.database, make_settings(tmp_path / "data", engine.url), "engine-1")
+    assert engine.serving["version"] == CANDIDATE
