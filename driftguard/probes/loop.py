@@ -194,8 +194,14 @@ class ProbeLoop:
         spans = self._spans[target.server]
         if self._kept[target.server].probed.state == "waiting":
             self._tell(target, "waiting", "its probes are asked for the first time")
-        begun_at = datetime.now(UTC)
-        spans.append((begun_at, None))
+        begun_at: datetime | None = None
+
+        def note() -> None:
+            nonlocal begun_at
+            if begun_at is None:
+                begun_at = datetime.now(UTC)
+                spans.append((begun_at, None))
+
         try:
             done = replay(
                 self._database,
@@ -205,9 +211,11 @@ class ProbeLoop:
                 should_stop=self._stopping.is_set,
                 max_streams=self._max_streams,
                 is_given=target.is_given,
+                on_ask=note,
             )
         finally:
-            spans[-1] = (begun_at, datetime.now(UTC))
+            if begun_at is not None:  # an attempt may fail before a prompt is sent
+                spans[-1] = (begun_at, datetime.now(UTC))
         if done is not None:
             self._note(target, done)
 

@@ -49,9 +49,11 @@ def replay(
     max_streams: int | None = None,
     *,
     is_given: bool = True,
+    on_ask: Callable[[], object] = lambda: None,
 ) -> Replay | None:
     """Asks every prompt, and once more at once (`ask_twice`), with a pause after each; stores all or none.
-    `is_given`: no need to find out first whether this is a server to be asked.
+    `is_given`: no need to find out first whether this is a server to be asked. `on_ask`: called right before
+    a prompt is sent.
 
     None if it was stopped. Raises BadInput (the stream is not known yet), ProbeFailed (the server), Conflict
     (another process is at it), DatabaseUnavailable.
@@ -59,7 +61,7 @@ def replay(
     limits = {"max_tokens": rules.max_tokens, "timeout_seconds": rules.timeout_seconds}
     with (
         replaying(database, target.server),
-        ProbedServer(target, **limits) as server,  # type: ignore[arg-type]
+        ProbedServer(target, **limits, on_ask=on_ask) as server,  # type: ignore[arg-type]
     ):
         if not is_given:
             server.require_known_engine()

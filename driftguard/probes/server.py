@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -58,13 +59,22 @@ Kind = TypeVar("Kind", _Info, _Models)
 class ProbedServer:
     """Every method raises ProbeFailed, in one line that names the address. A context manager."""
 
-    def __init__(self, target: ProbeTargetSettings, *, max_tokens: int, timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        target: ProbeTargetSettings,
+        *,
+        max_tokens: int,
+        timeout_seconds: float,
+        on_ask: Callable[[], object] = lambda: None,
+    ) -> None:
+        """`on_ask`: called right before a prompt is sent."""
         self._base = target.url.rstrip("/").removesuffix("/v1")
         self.url = address(self._base)  # as messages name it
         self._name = target.server
         self._model = target.model
         self._engine: Engine = "unknown" if target.engine == "auto" else target.engine
         self._max_tokens = max_tokens
+        self._on_ask = on_ask
         key = target.api_key.get_secret_value() if target.api_key else None
         self._secrets = Secrets([*secrets_of_url(target.url), key or ""])
         headers = {"X-DriftGuard-Segment": PROBE_SEGMENT}
@@ -93,6 +103,7 @@ class ProbedServer:
         }
         if (field := ASKED_FIELDS.get(engine)) is not None:
             body[field] = True
+        self._on_ask()
         return parse_answer(self._checked(path, self._call("POST", path, body)), self.url, engine)
 
     def require_known_engine(self) -> None:

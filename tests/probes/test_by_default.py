@@ -328,3 +328,40 @@ def test_the_tokens_of_probes_are_in_no_window_of_the_scraped_counters(
     windows = records(database, "window")
     assert len(windows) >= 2
     assert sum(one.accepted for one in windows) == sum(one.drafted for one in windows)
+
+
+@pytest.mark.parametrize("why", ["no key", "another process", "not asked at all", "asked"])
+def test_a_window_in_which_an_attempt_came_to_no_probe_is_not_left_out(
+    known: Database, stub: Stub, why: str
+) -> None:
+    settings = settings_of(sources=[{"url": stub.url, "server": "chat"}])
+    loop = ProbeLoop(known, settings.probes, targets_of(settings), Metrics())
+    begun_at = datetime.now(UTC)
+    if why == "no key":
+        stub.models_status = 401
+    if why == "another process":
+        with replaying(known, "chat"):
+            loop.look()
+    elif why != "not asked at all":
+        loop.look()
+    assert bool(stub.asked) == (why == "asked")
+    assert loop.was_asking("chat", stub.url, begun_at, datetime.now(UTC)) == (why == "asked")
+
+
+def test_a_window_in_which_a_probe_failed_is_left_out(known: Database, stub: Stub) -> None:
+    """The server has counted its answer."""
+    settings = settings_of(sources=[{"url": stub.url, "server": "chat"}])
+    loop = ProbeLoop(known, settings.probes, targets_of(settings), Metrics())
+    seen: list[bool] = []
+
+    def body(_request: dict[str, Any]) -> object:
+        now = datetime.now(UTC)
+        seen.append(loop.was_asking("chat", stub.url, now, now))
+        return answer(speculation=None)
+
+    stub.body = body
+    begun_at = datetime.now(UTC)
+    loop.look()
+    assert only(loop.states()).state == "refused"
+    assert seen == [True]  # while it is asked
+    assert loop.was_asking("chat", stub.url, begun_at, datetime.now(UTC))
