@@ -178,24 +178,28 @@ def _objections_to_gain(gain: Comparison, rules: GateRules, told: str, *, drafts
     if drafts and gain.accepted_candidate is None:
         yield told
     elif gain.difference < rules.minimum_gain:
+        digits = _decimals(3, rules.minimum_gain, gain.difference)
         yield (
-            f"{told}; a gain of {rules.minimum_gain:+.3f} in single draft tokens is needed, and it is "
-            f"{gain.difference:+.3f}"
+            f"{told}; a gain of {rules.minimum_gain:+.{digits}f} in single draft tokens is needed, and it is "
+            f"{gain.difference:+.{digits}f}"
         )
     elif gain.lower <= 0:
+        digits = _decimals(3, gain.lower, 0.0)
         yield (
             f"{told}; the gain of {gain.difference:+.3f} in single draft tokens may be chance: over "
-            f"{gain.requests} held-out requests its lower {1 - rules.alpha:.0%} bound is {gain.lower:+.3f}"
+            f"{gain.requests} held-out requests its lower {1 - rules.alpha:.0%} bound is "
+            f"{gain.lower:+.{digits}f}"
         )
 
 
 def _objections_to_loss(group: Comparison, rules: GateRules) -> Iterator[str]:
     largest_loss = -group.lower
     if largest_loss > rules.maximum_regression:
+        digits = _decimals(3, rules.maximum_regression, largest_loss)
         yield (
-            f"{group.group}: a loss of {rules.maximum_regression:.3f} in single draft tokens is not excluded "
-            f"({group.parent:.3f} kept, then {group.candidate:.3f}, over {group.requests} held-out requests; "
-            f"a loss of up to {largest_loss:.3f} at {1 - rules.alpha:.0%})"
+            f"{group.group}: a loss of {rules.maximum_regression:.{digits}f} in single draft tokens is not "
+            f"excluded ({group.parent:.3f} kept, then {group.candidate:.3f}, over {group.requests} held-out "
+            f"requests; a loss of up to {largest_loss:.{digits}f} at {1 - rules.alpha:.0%})"
         )
 
 
@@ -203,10 +207,16 @@ def _objections_to_time(seconds: Mapping[str, float]) -> Iterator[str]:
     for where, tolerance in (("changed", 0.0), ("all", TIMING_NOISE)) if seconds else ():
         parent, candidate = seconds[f"{where}_parent"], seconds[f"{where}_candidate"]
         if candidate > parent * (1 + tolerance):
+            digits = _decimals(2, candidate * 1e3, parent * 1e3)
             yield (
-                f"slower on {where} traffic: predicted {candidate * 1e3:.2f} ms per token, "
-                f"{parent * 1e3:.2f} ms with the draft in service"
+                f"slower on {where} traffic: predicted {candidate * 1e3:.{digits}f} ms per token, "
+                f"{parent * 1e3:.{digits}f} ms with the draft in service"
             )
+
+
+def _decimals(fewest: int, one: float, other: float) -> int:
+    """As many as it takes to tell the two apart: else the reason of a rejection contradicts it."""
+    return next((n for n in range(fewest, 9) if f"{one:+.{n}f}" != f"{other:+.{n}f}"), fewest)
 
 
 def _told(gain: Comparison, k: int, *, of_asked: bool) -> str:

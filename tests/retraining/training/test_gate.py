@@ -128,6 +128,19 @@ def test_too_small_a_gain_is_rejected_although_it_is_certain() -> None:
     assert "a gain of +0.020 in single draft tokens is needed" in decision.reason
 
 
+def test_a_gain_or_loss_that_just_fails_is_told_with_the_decimals_in_which_it_does() -> None:
+    fallen = group("changed:german", gain=0.0196, changed=True, spread=0.001)
+    reason = judge(fallen).reason
+    assert "a gain of +0.0200 in single draft tokens is needed, and it is +0.0196" in reason
+    older = group("older:code", gain=-0.02004, spread=0.0001)
+    reason = judge(group("changed:german", gain=0.3, changed=True), older).reason
+    assert "a loss of 0.0200 in single draft tokens is not excluded" in reason
+    assert "a loss of up to 0.0201 at 95%" in reason
+    costs = Costs(4, 0.010, 0.001, 0.00100001)
+    reason = judge(group("changed:german", gain=0.0, changed=True, spread=0.0), costs=costs).reason
+    assert "predicted 7.18083 ms per token, 7.18081 ms with the draft in service" in reason
+
+
 def test_a_gain_that_may_be_chance_is_rejected() -> None:
     decision = judge(group("changed:german", gain=0.05, changed=True, requests=12, spread=0.3))
     assert not decision.promote
