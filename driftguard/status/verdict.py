@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from driftguard.incidents.cost_measurement import OUTDATED_AFTER
 from driftguard.incidents.target_replaced import IN_SERVICE_WITHIN
-from driftguard.status.staleness import Newest, depends_on_usual_silence, is_stale
+from driftguard.status.staleness import SURELY_STALE, Newest, depends_on_usual_silence, is_stale
 from driftguard.status.usual_silence import ActiveSource, Place, UsualSilences
 from driftguard.store import folding, sources, status_queries, stream_costs, streams
 from driftguard.store.streams import StreamRow
@@ -77,19 +77,23 @@ def standings(
     audible = _audible(known, heard, sources.quiet_servers(scraped, now))
     drafts = status_queries.drafts_in_service(session)
     newest = _newest(known)
+    unresolved = status_queries.unresolved_incidents(session)
+    silent = _silent(session, audible, now, usual or UsualSilences())
+    fallen = {(stream.server, stream.target) for stream in known if stream.id in unresolved}
     taken = _taken(known, newest)
+    taken |= _outlived(newest, heard, silent - fallen - taken.keys())
     facts = _Facts(
         newest=newest,
         taken=taken,
         serving=_serving(known, drafts, newest, taken),
         told=folding.verdicts(session),
-        incidents=status_queries.unresolved_incidents(session),
+        incidents=unresolved,
         drafts=drafts,
         set_aside=folding.set_aside(session),
         watched=folding.watched_versions(session),
         losing=stream_costs.losing(session, OUTDATED_AFTER),
         heard=heard,
-        silent=_silent(session, audible, now, usual or UsualSilences()),
+        silent=silent,
     )
     found = [_standing(stream, facts) for stream in known]
     return sorted(found, key=lambda item: (item.rank, item.stream.server, item.stream.target, item.stream.id))
@@ -139,6 +143,27 @@ def _taken(known: Sequence[StreamRow], newest: Mapping[Place, StreamRow]) -> dic
             if later.last_seen_at > last.last_seen_at + IN_SERVICE_WITHIN:
                 taken[place] = later
     return taken
+
+
+def _outlived(
+    newest: Mapping[Place, StreamRow], heard: Mapping[Place, Newest], silent: set[Place]
+) -> dict[Place, StreamRow]:
+    """Of each of these `silent` places that was served beside one of the same server, draft and method, which
+    was heard more than a week later: the one heard last. A silence that long is no pause of a night or a
+    weekend. It may still be one, say between two batches: so a place with an open incident, which would end
+    with it, is none of `silent`."""
+    last: dict[tuple[str, str, str], Place] = {}
+    for place, stream in newest.items():
+        key = stream.server, stream.method, stream.draft_version
+        if place in heard and (key not in last or heard[place].arrived_at > heard[last[key]].arrived_at):
+            last[key] = place
+    outlived: dict[Place, StreamRow] = {}
+    for place in silent:
+        stream = newest[place]
+        other = last[stream.server, stream.method, stream.draft_version]
+        if heard[other].arrived_at - heard[place].arrived_at > SURELY_STALE:
+            outlived[place] = newest[other]
+    return outlived
 
 
 def _heard_later(one: StreamRow, other: StreamRow) -> StreamRow:
