@@ -103,7 +103,10 @@ def settle_locked(database: Database, settings: Settings, engine: Engine, info: 
         info = msgspec.structs.replace(info, draft=loss.serving or info.draft)
     with database.session() as session:
         now = datetime.now(UTC)
-        for run in retrain_runs.in_states(session, info.server, info.target, retrain_runs.RUNNING_STATES):
+        running = retrain_runs.in_states(session, info.server, info.target, retrain_runs.RUNNING_STATES)
+        if loss is None and all(run.candidate_version != info.draft.version for run in running):
+            _tell_replaced(session, info, now)
+        for run in running:
             _settle_run(session, settings, run, info.draft, now)
         follow_engine(session, info.server, info.target, info.draft, now)
         if loss is not None:
@@ -111,6 +114,19 @@ def settle_locked(database: Database, settings: Settings, engine: Engine, info: 
     workspace.remove_leftovers(database, settings.data_directory)
     workspace.remove_old_drafts(database, settings, info.server, info.target)
     return info
+
+
+def _tell_replaced(session: Session, info: EngineInfo, now: datetime) -> None:
+    """Of a promotion that stood. Somebody put another draft into service, or a restart of the server lost one
+    that was loaded live."""
+    known = drafts.in_service(session, info.server, info.target)
+    if known is None or known.version == info.draft.version or known.retrain_run_id is None:
+        return
+    run = retrain_runs.find(session, known.retrain_run_id)
+    if run is not None and run.state == "promoted":
+        told = f"draft {info.draft.version} was found in its place at {now:%Y-%m-%d %H:%M:%S} UTC, by no run"
+        log.warning("promoted draft replaced", server=info.server, draft=known.version, reason=told)
+        retrain_runs.add_to_reason(session, run.id, told)
 
 
 def _roll_back_if_worse(database: Database, admin: EngineAdmin, info: EngineInfo) -> EngineDraft | None:

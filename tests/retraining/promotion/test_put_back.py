@@ -83,6 +83,24 @@ def test_what_somebody_put_into_service_stays(drifted: Drifted, promoted: UUID, 
     assert states(drifted) == {drifted.parent: "in_service", CANDIDATE: "retired"}
 
 
+def test_the_run_of_a_draft_that_stood_tells_what_somebody_put_in_its_place(
+    drifted: Drifted, promoted: UUID, engine: EngineStub
+) -> None:
+    """So does that of one that was loaded live, and that a restart of its server lost."""
+    with drifted.database.session() as session:
+        retrain_runs.end(session, promoted, "promoted", "it stands", datetime.now(UTC))
+    engine.start_again()
+    engine.activate(drifted.parent)
+    with capture_logs() as logs:
+        settle(drifted.database, drifted.settings, "engine-1")
+        settle(drifted.database, drifted.settings, "engine-1")
+    (told,) = [line for line in logs if line["event"] == "promoted draft replaced"]
+    assert (told["log_level"], told["draft"]) == ("warning", CANDIDATE)
+    reason = the_run(drifted, promoted).reason or ""
+    assert reason.startswith(f"it stands; draft {drifted.parent} was found in its place at ")
+    assert reason.count("in its place") == 1
+
+
 def test_another_draft_that_the_engine_is_started_with_stays(
     drifted: Drifted, promoted: UUID, engine: EngineStub
 ) -> None:
