@@ -125,7 +125,9 @@ def show_run(
         print_table(("SEGMENT", "HELD OUT", "PARENT", "CANDIDATE", "DIFFERENCE"), rows, "no segments")
     if watch := numbers.get("watch"):
         print()
-        print_text(f"Watch: {watch['verdict']}, over {watch['requests']:,} requests")
+        is_over = watch["verdict"] == "watching" != run["state"]  # ended by a person, or with its draft
+        verdict = "ended undecided" if is_over else watch["verdict"]
+        print_text(f"Watch: {verdict}, over {watch['requests']:,} requests")
 
 
 def _training(curve: dict[str, Any]) -> Iterator[str]:

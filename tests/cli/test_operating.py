@@ -8,9 +8,10 @@ import pty
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import httpx
 import msgspec
@@ -24,8 +25,11 @@ from driftguard.cli.output import table
 from driftguard.cli.status_table import print_stream
 from driftguard.demo.processes import free_url
 from driftguard.errors import DriftGuardError
+from driftguard.records.documents.retraining_run import RunNumbers, Watch
+from driftguard.store import retrain_runs
 from driftguard.store.database import Database
 from driftguard.store.keys import create_key
+from driftguard.store.tables import RetrainRun
 from tests.alerting.http_receiver import wait_until
 from tests.alerting.incident_rows import add_incident
 from tests.cli.operated_sidecar import RUN, operated_sidecar
@@ -104,6 +108,31 @@ def test_a_run_is_shown_with_how_its_training_went(sidecar: tuple[httpx.Client, 
         "Held out: loss 1.000 at step 0, 1.000 at step 20; single draft tokens kept 0.300, then 0.600"
         in shown
     )
+
+
+@pytest.mark.parametrize(
+    ("state", "cli", "page"),
+    [
+        ("watching", "Watch: watching, over 24 requests", "Since the promotion: watching"),
+        ("rolled_back", "Watch: ended undecided, over 24 requests", "Since the promotion: ended undecided"),
+    ],
+)
+def test_a_watch_that_a_rollback_by_hand_ended_is_not_shown_as_going_on(
+    sidecar: tuple[httpx.Client, UUID], module_database_url: str, state: str, cli: str, page: str
+) -> None:
+    watch = Watch((), (), 0.02, 24, 0, recovered=False, verdict="watching")
+    now = datetime.now(UTC)
+    run = RetrainRun(
+        id=uuid4(), server="server-2", target="target", trigger="manual", state=state, started_at=now,
+        ended_at=now if state == "rolled_back" else None, numbers=RunNumbers(watch=watch),
+    )  # fmt: skip
+    database = Database.open(module_database_url)
+    with database.session() as session:
+        retrain_runs.begin(session, run)
+        run_id = run.id
+    database.close()
+    assert cli in told(sidecar[0], "runs", "show", str(run_id))
+    assert page in sidecar[0].get(f"/retraining/{run_id}").text
 
 
 def test_names_are_shown_as_they_are(
