@@ -47,7 +47,8 @@ def put_back_if_lost(database: Database, admin: EngineAdmin, info: EngineInfo, n
     if obstacle is None:
         directory = Path(lost.directory or "")
         try:
-            checksums.verify_if_known(directory, digest)
+            if directory.is_dir():  # else the engine alone sees them, and verifies them
+                checksums.verify_if_known(directory, digest)
             admin.load(directory, lost.version)
             serving = admin.activate(lost.version)
         except (EngineRefused, checksums.DraftChanged) as error:

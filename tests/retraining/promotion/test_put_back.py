@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID
@@ -48,6 +49,20 @@ def test_the_promoted_draft_serves_again_and_is_watched_on(
     assert "it was put back" in (run.reason or "")
     assert "promoted draft lost and put back" in [line["event"] for line in logs]
     assert incident_of(drifted.database, drifted.incident_id).state == "mitigating"
+
+
+def test_files_that_only_the_engine_sees_are_verified_by_it_alone(
+    drifted: Drifted, promoted: UUID, engine: EngineStub
+) -> None:
+    """As where the nightly job runs on another machine than the sidecar."""
+    promoted_an_hour_ago(drifted)
+    with drifted.database.session() as session:
+        run = retrain_runs.find(session, promoted)
+        assert run is not None
+        run.numbers = replace(retrain_runs.numbers_of(run), checksums_sha256="0" * 64)
+    engine.start_again()
+    settle(drifted.database, drifted.settings, "engine-1")
+    assert engine.serving["version"] == CANDIDATE
 
 
 def test_the_nightly_job_puts_it_back_too(drifted: Drifted, promoted: UUID, engine: EngineStub) -> None:
@@ -132,10 +147,8 @@ def test_one_that_the_watch_found_worse_is_rolled_back_and_not_put_back(
     with drifted.database.session() as session:
         run = retrain_runs.find(session, promoted)
         assert run is not None
-        assert run.numbers is not None
-        run.numbers = type(run.numbers)(
-            gate=run.numbers.gate, watch=Watch((), (), 0.05, 400, 0, recovered=False, verdict="worse")
-        )
+        worse = Watch((), (), 0.05, 400, 0, recovered=False, verdict="worse")
+        run.numbers = replace(retrain_runs.numbers_of(run), watch=worse)
     engine.start_again()
     settle(drifted.database, drifted.settings, "engine-1")
     assert engine.serving["version"] == drifted.parent
