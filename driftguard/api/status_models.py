@@ -290,13 +290,17 @@ class FleetModel(FrozenModel):
     def of(cls, fleet: Fleet, settings: DetectionSettings) -> FleetModel:
         together = settings.false_alarm_scope == "fleet"
         whose = "over all of them" if together else "of each"
-        count = f"{fleet.streams} stream{'' if fleet.streams == 1 else 's'}"
+        text = f"{fleet.streams} stream{'' if fleet.streams == 1 else 's'} in service"
+        if fleet.streams:
+            text += (
+                f": while nothing changes, the first false page {whose} is to be expected after "
+                f"{settings.false_alarm_days:g} days or more"
+            )
         return cls(
             streams=fleet.streams,
             false_alarm_scope=settings.false_alarm_scope,
             false_alarm_factor=fleet.factor() if together and fleet.streams else 1.0,
-            text=f"{count} in service: while nothing changes, the first false page {whose} "
-            f"is to be expected after {settings.false_alarm_days:g} days or more",
+            text=text,
         )
 
 

@@ -105,6 +105,10 @@ def test_one_stream_is_not_told_as_several() -> None:
     assert told.text.startswith("1 stream in service: ")
 
 
+def test_of_no_stream_no_false_page_is_foretold() -> None:
+    assert FleetModel.of(Fleet(0, {}), Settings().detection).text == "0 streams in service"
+
+
 @pytest.mark.parametrize(
     ("scope", "whose", "factor"), [("stream", "of each", 1.0), ("fleet", "over all", 4.0)]
 )
