@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, Row, text
 
-# The time too: servers in containers count their processes from 1.
-_SESSION = text("SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()")
+# The time too: servers in containers count their processes from 1. Not from pg_stat_activity, which some
+# take from all roles.
+_SESSION = text("SELECT pg_backend_pid(), pg_postmaster_start_time()")
 
 
 def is_shared(one: Connection, other: Connection) -> bool:

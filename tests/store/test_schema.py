@@ -187,6 +187,25 @@ def test_a_role_without_rights_is_told_what_it_lacks(postgres_server: str, empty
         database.close()
 
 
+def test_a_role_that_may_not_see_the_activity_of_the_server_is_enough(
+    postgres_server: str, empty_database_url: str
+) -> None:
+    """Some take that view from all roles."""
+    owner, name = parse_url(empty_database_url), parse_url(empty_database_url).database
+    with (
+        _role(postgres_server) as role,
+        psycopg.connect(owner.set(drivername="postgresql").render_as_string(False), autocommit=True) as admin,
+    ):
+        admin.execute(f'ALTER DATABASE "{name}" OWNER TO {role}'.encode())
+        admin.execute("REVOKE SELECT ON pg_stat_activity FROM PUBLIC")
+        database = Database.open(_as(role, empty_database_url))
+        database.upgrade()
+        database.check_schema()
+        database.close()
+        admin.execute(f'ALTER DATABASE "{name}" OWNER TO CURRENT_USER'.encode())
+        admin.execute(f"REASSIGN OWNED BY {role} TO CURRENT_USER".encode())
+
+
 def test_tables_of_another_role_are_told(postgres_server: str, database_url: str) -> None:
     """As after a restore by a superuser."""
     with _role(postgres_server) as role:
