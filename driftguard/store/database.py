@@ -438,6 +438,10 @@ def parse_url(url: str) -> URL:
             _, arguments = parsed.get_dialect()().create_connect_args(parsed)
         except ArgumentError as error:
             raise BadSettings(f"database_url: {_reason(error)}") from None
+        except ValueError:  # more colons than that before a port
+            raise BadSettings(
+                "database_url: several hosts that are IPv6 addresses are written as host=one,two&port=1,2"
+            ) from None
         named = {name: str(arguments[name]) for name in ("host", "port") if arguments.get(name)}
         parsed = parsed.update_query_dict(named)
     if "application_name" not in parsed.query:

@@ -133,6 +133,11 @@ def test_ports_that_do_not_fit_the_hosts_are_told() -> None:
         Database.open("postgresql://me@/d?host=one,two,three&port=1,2")
 
 
+def test_hosts_that_cannot_be_told_from_their_ports_are_refused() -> None:
+    with pytest.raises(BadSettings, match=r"database_url: .*host=one,two&port=1,2"):
+        Database.open("postgresql://me@/d?host=[::1]:5432&host=[::2]:5432")
+
+
 def test_a_url_out_of_a_file_may_end_in_a_newline() -> None:
     assert parse_url(" postgresql://me:pw@h/d\n") == parse_url("postgresql://me:pw@h/d")
 
