@@ -62,11 +62,13 @@ def _first(attributes: Mapping[str, Any], names: tuple[str, ...]) -> Any:
 
 def _is_random(instance: Any) -> bool:
     """Whether an SDK made it up at its start, as the semantic conventions recommend: after a restart it would
-    be another server, with another baseline."""
+    be another server, with another baseline. SDKs write hyphens, which ids that last, such as that of a
+    machine, often lack."""
     try:
-        return UUID(str(instance)).version in (1, 4)
+        found = UUID(str(instance))
     except ValueError:
         return False
+    return found.version in (1, 4) and str(found) == str(instance).lower()
 
 
 def _text(value: Any) -> str | None:

@@ -409,6 +409,10 @@ def test_what_is_remembered_of_all_resources_together_is_bounded(
             {"service.name": "chat", "service.instance.id": "17ffc8fd-6ed7-5069-a5fb-2fed78f5455f"},
             "17ffc8fd-6ed7-5069-a5fb-2fed78f5455f",
         ),
+        (  # a machine's own, which stays too
+            {"service.name": "chat", "service.instance.id": "627cc493f31047de96bd71410b7dec09"},
+            "627cc493f31047de96bd71410b7dec09",
+        ),
         (
             {"service.instance.id": "627cc493-f310-47de-96bd-71410b7dec09"},
             "627cc493-f310-47de-96bd-71410b7dec09",
