@@ -161,6 +161,19 @@ def test_a_database_without_tables_and_one_that_is_ahead(tmp_path: Path, empty_d
     assert "newer" in ahead["fix"]
 
 
+def test_a_database_that_gives_too_few_connections(tmp_path: Path, database: Database) -> None:
+    with psycopg.connect(database.libpq_url, autocommit=True) as admin:
+        admin.execute("CREATE ROLE alone LOGIN CONNECTION LIMIT 1")
+        try:
+            url = database.url.set(username="alone", drivername="postgresql").render_as_string(False)
+            found = Patient(tmp_path, url).checked()["database sessions"]
+        finally:
+            admin.execute("DROP ROLE alone")
+    assert found["state"] == "failed"
+    assert "too many connections" in found["found"]
+    assert "connections" in found["fix"]
+
+
 def test_a_database_that_may_only_be_read(tmp_path: Path, database: Database) -> None:
     patient = Patient(tmp_path, database.libpq_url)
     with read_only(database):

@@ -43,11 +43,17 @@ def database(settings: Settings) -> Iterator[Finding]:
             return
         try:
             opened.check_sessions()
-            opened.check_schema()
-        except BadSettings as error:
+        except (BadSettings, DatabaseUnavailable) as error:
             fix = "pool_mode = session (PgBouncer), or PostgreSQL's own address as database_url"
+            if isinstance(error, DatabaseUnavailable):
+                fix = (
+                    "allow a sidecar 30 connections (max_connections, the role's CONNECTION LIMIT, "
+                    "PgBouncer's default_pool_size)"
+                )
             yield Finding("database sessions", "failed", str(error), fix)
             return
+        try:
+            opened.check_schema()
         except DatabaseUnavailable as error:
             yield _schema(settings, error)
             return
