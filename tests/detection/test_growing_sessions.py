@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from driftguard.detection import DriftOpened, ObservationBatch
+from driftguard.detection import BaselineReady, DriftOpened, ObservationBatch
+from driftguard.detection.statistics.turns import Turns
 from tests.detection.traffic import fold_all, growing_sessions
 
 
@@ -41,6 +43,19 @@ def test_a_change_is_found_beside_a_fall_with_the_turn(seed: int) -> None:
     first, *_ = _opened(batch)
     assert first.direction == "down"
     assert 3_000 < first.ordinal < 3_250
+
+
+def test_a_fall_while_a_baseline_is_learned_is_not_taken_for_sessions_that_wander() -> None:
+    batch = growing_sessions(1, 4_000, falls=0.0, turns=50, open_at_once=8, between=0.05, drop=(150, 0.15))
+    state, findings = fold_all(batch[:1_200])
+    ready, opened, *_ = findings
+    assert isinstance(ready, BaselineReady)
+    assert ready.why.before_fall
+    assert isinstance(opened, DriftOpened)
+    known = Turns.of(state.turns, np.array([0.1**2]), np.zeros(1))
+    session = np.array([[30.0, 18.0, 0.0, 200.0, 12.0, 12.0 * 0.7]])  # its newest .1 above all of it
+    effect, _ = known.effect(np.zeros(1, dtype=np.intp), session, np.ones(1))
+    assert abs(effect.item()) < 0.02
 
 
 def _opened(batch: ObservationBatch) -> list[DriftOpened]:

@@ -27,8 +27,9 @@ mean over all models. So in a young stream turns that were hardly seen have a wi
 shown that they do not follow the turn there is none, and where they do it is what V leaves.
 
 What is learned from must not be of a change. Contrasts from before there is a baseline count at once, because
-they are of it. The newest ones wait for two measurements of the dependence
-(`dependence.py`), and are dropped where there is evidence or an incident by then.
+they are of it; where it is that of the part before a fall they are forgotten. The newest ones wait for two
+measurements of the dependence (`dependence.py`), and are dropped where there is evidence or an incident by
+then.
 
 Assumptions: turns act alike in all sessions of a stratum, and add up with the session's own effect; one b
 does for all sessions and turns of a stratum. v is of x as it is, whatever the lengths. A session that was

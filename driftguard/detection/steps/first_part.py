@@ -47,7 +47,7 @@ from driftguard.detection.statistics.long_run_variance import (
     inflation,
 )
 from driftguard.detection.statistics.sessions import OpenSessions
-from driftguard.detection.statistics.turns import REFERENCE
+from driftguard.detection.statistics.turns import LEARNED, REFERENCE
 from driftguard.detection.steps.dependence import longest_block
 from driftguard.detection.steps.expectation import effect_of_time, margin_of, unseen_of
 
@@ -116,6 +116,7 @@ def first_part(state: StreamState, code: int, shift: LevelShift) -> StreamState 
     )
     turns = state.turns.copy()
     turns[code, REFERENCE] *= share[code]
+    turns[code, LEARNED:] = 0.0  # a session that the fall has met looks like one that wanders
     found = inflation(means)
     return replace(
         state,
