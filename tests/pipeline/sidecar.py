@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import structlog
 
 from driftguard.app import Sidecar, create_app
 from driftguard.records import AcceptanceRecord, encode_record
@@ -35,8 +37,20 @@ def running_sidecar(
             "engines": [dict(engine) for engine in engines],
         }
     )
-    with serving(create_app(Sidecar(settings, database, "http://sidecar"))) as client:
+    with logs_apart(), serving(create_app(Sidecar(settings, database, "http://sidecar"))) as client:
         yield client
+
+
+@contextmanager
+def logs_apart() -> Iterator[None]:
+    """Inside, nothing is logged to `sys.stdout`, where a command that is run beside a sidecar of this process
+    prints: its output would be mixed with the lines of the sidecar's threads."""
+    before = structlog.get_config()["logger_factory"]
+    structlog.configure(logger_factory=structlog.WriteLoggerFactory(sys.__stdout__))
+    try:
+        yield
+    finally:
+        structlog.configure(logger_factory=before)
 
 
 def post(client: httpx.Client, records: Sequence[AcceptanceRecord]) -> None:
