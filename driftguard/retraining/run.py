@@ -111,8 +111,11 @@ def _free(
         info = engine.info()
         _check_name(info, name)
         with retrain_runs.try_lock(database, info.server, info.target) as lock:
-            if lock is not None or time.monotonic() >= deadline or should_stop():
-                yield lock, info
+            if lock is not None:
+                yield lock, engine.info()  # who held it may have changed what serves
+                return
+            if time.monotonic() >= deadline or should_stop():
+                yield None, info
                 return
         if not has_told:
             log.info("waiting for what runs on the same server", server=name, seconds=wait_seconds)

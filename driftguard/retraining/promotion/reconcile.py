@@ -64,7 +64,7 @@ def settle(
     with retrain_runs.try_lock(database, info.server, info.target) as lock:
         if lock is None:
             raise Conflict(f"a retraining of {info.server} / {info.target} is running")
-        settle_locked(database, settings, engine, info)
+        settle_locked(database, settings, engine, engine.info())  # who held the lock may have changed it
 
 
 def end_killed(database: Database, settings: Settings, server: str) -> None:
