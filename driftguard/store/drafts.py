@@ -115,7 +115,7 @@ def put_in_service(
     session.execute(statement)
 
 
-def in_service_anew(session: Session, draft_id: int, at: datetime) -> None:
+def in_service_anew(session: Session, draft_id: int, at: datetime | None) -> None:
     """Of the draft in service: since then, because the engine lost it for a while."""
     session.execute(update(Draft).where(Draft.id == draft_id).values(promoted_at=at))
 

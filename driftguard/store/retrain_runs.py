@@ -179,9 +179,13 @@ def end(session: Session, run_id: UUID, state: RunState, reason: str, at: dateti
     )
 
 
-def add_to_reason(session: Session, run_id: UUID, told: str) -> None:
-    """What happened to the draft of a run that has ended."""
-    reason = func.concat_ws("; ", RetrainRun.reason, told)
+def add_to_reason(session: Session, run_id: UUID, told: str, *, instead_of: str | None = None) -> None:
+    """What happened to the draft of a run that has ended. `instead_of`: how the parts of the reason begin
+    that this one replaces."""
+    reason: Any = RetrainRun.reason
+    if instead_of is not None:
+        reason = func.regexp_replace(reason, f"(^|; ){instead_of}[^;]*", "", "g")
+    reason = func.concat_ws("; ", func.nullif(reason, ""), told)
     session.execute(update(RetrainRun).where(RetrainRun.id == run_id).values(reason=reason))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +36,7 @@ class EngineStub:
         self.first = self.serving
         self.loaded = {self.serving["version"]: self.serving}
         self.activated = True
+        self.started_at = time.monotonic() - 3_600
         self.calls: list[str] = []
         self.hold = self.lose = self.refuse = ""
         self.held = threading.Event()
@@ -48,7 +50,7 @@ class EngineStub:
             "target_directory": str(self.target),
             "draft": self.serving,
             "activated": self.activated,
-            "uptime_seconds": 1.0,
+            "uptime_seconds": time.monotonic() - self.started_at,
             "drafts": list(self.loaded.values()),
             "speculation": True,
             "num_speculative_tokens": 4,
@@ -65,6 +67,7 @@ class EngineStub:
     def start_again(self) -> None:
         """As a process that keeps nothing over a restart."""
         self.serving, self.loaded, self.activated = self.first, {self.first["version"]: self.first}, False
+        self.started_at = time.monotonic()
 
     def wait(self) -> None:
         self.held.set()

@@ -38,7 +38,7 @@ from driftguard.retraining.promotion.draft_rows import (
     finish_rollback,
     follow_engine,
 )
-from driftguard.retraining.promotion.put_back import Loss, put_back_if_lost
+from driftguard.retraining.promotion.put_back import LOST, Loss, put_back_if_lost
 from driftguard.retraining.training import workspace
 from driftguard.settings import Settings
 from driftguard.store import announced_drafts, drafts, retrain_runs
@@ -100,7 +100,7 @@ def settle_locked(database: Database, settings: Settings, engine: Engine, info: 
     elif restored := _roll_back_if_worse(database, engine, info):
         info = msgspec.structs.replace(info, draft=restored)
     elif loss := put_back_if_lost(database, engine, info, datetime.now(UTC)):
-        info = msgspec.structs.replace(info, draft=loss.serving or info.draft)
+        info = msgspec.structs.replace(info, draft=loss.serving)
     with database.session() as session:
         now = datetime.now(UTC)
         running = retrain_runs.in_states(session, info.server, info.target, retrain_runs.RUNNING_STATES)
@@ -110,7 +110,7 @@ def settle_locked(database: Database, settings: Settings, engine: Engine, info: 
             _settle_run(session, settings, run, info.draft, now)
         follow_engine(session, info.server, info.target, info.draft, now)
         if loss is not None:
-            retrain_runs.add_to_reason(session, loss.run_id, loss.told)
+            retrain_runs.add_to_reason(session, loss.run_id, loss.told, instead_of=LOST)
     workspace.remove_leftovers(database, settings.data_directory)
     workspace.remove_old_drafts(database, settings, info.server, info.target)
     return info

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
 import structlog
 from sqlalchemy.orm import Session
 
@@ -14,6 +15,7 @@ from driftguard.retraining.engines.engine_admin import EngineAdmin, EngineDraft,
 from driftguard.retraining.ledger import incident_notes
 from driftguard.retraining.promotion import restart
 from driftguard.retraining.promotion.draft_rows import put_in_service
+from driftguard.retraining.promotion.put_back import lost_draft
 from driftguard.retraining.promotion.reconcile import settle_locked
 from driftguard.settings import Settings
 from driftguard.store import drafts, retrain_runs
@@ -41,7 +43,14 @@ def roll_back(
     with retrain_runs.try_lock(database, info.server, info.target) as lock:
         if lock is None:
             raise Conflict(f"a retraining of {info.server} / {info.target} is running")
-        info = settle_locked(database, settings, engine, info)
+        info = engine.info()  # who held the lock may have changed it
+        with database.session() as session:
+            lost = lost_draft(session, info) if isinstance(engine, EngineAdmin) else None
+        if lost is not None and lost.version == draft_version:  # not loaded again to be taken back
+            draft = EngineDraft(lost.name, lost.version, lost.method, lost.directory)
+            info = msgspec.structs.replace(info, draft=draft)
+        else:
+            info = settle_locked(database, settings, engine, info)
         if info.draft.version != draft_version:
             raise Conflict(f"draft {info.draft.version} is in service on {server}, not {draft_version}")
         with database.session() as session:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -169,8 +170,8 @@ def test_one_that_may_have_ended_its_engine_is_not_put_back_and_that_is_told(
     run = the_run(drifted, promoted)
     assert run.state == "promoted"
     assert (run.reason or "").endswith(
-        f"draft {drifted.parent} serves, and it was not put back: it had served for less than 5 minutes, so "
-        "that it may be what ended the engine"
+        f"draft {drifted.parent} serves, and it was not put back: the engine ended within 5 minutes of "
+        "getting it, so that it may be what ended it"
     )
     assert incident_of(drifted.database, drifted.incident_id).state == "open"
 
@@ -200,19 +201,120 @@ def test_one_that_cannot_be_put_back_is_told_and_the_engine_followed(
     assert line["log_level"] == "error"
 
 
-def test_an_engine_that_goes_away_meanwhile_is_asked_again(
-    drifted: Drifted, promoted: UUID, engine: EngineStub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def away(engine: EngineStub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes the draft, answers nothing, and then nothing at all."""
+    engine.lose = "load"
+    told = engine.info()
+    monkeypatch.setattr(engine, "info", lambda: {} if engine.calls else told)
+
+
+def test_an_engine_that_cannot_be_reached_meanwhile_is_asked_again(
+    drifted: Drifted, promoted: UUID, engine: EngineStub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     promoted_an_hour_ago(drifted)
     engine.start_again()
-    engine.lose = "load"
-    infos = iter([engine.info()])
-    monkeypatch.setattr(engine, "info", lambda: next(infos))  # then it ends
-    with pytest.raises(EngineRefused):
-        settle(drifted.database, drifted.settings, "engine-1")
+    with monkeypatch.context() as patched:
+        away(engine, patched)
+        with pytest.raises(EngineRefused):
+            settle(drifted.database, drifted.settings, "engine-1")
     assert states(drifted) == {drifted.parent: "retired", CANDIDATE: "in_service"}
-    monkeypatch.undo()
+    engine.lose = ""
+    settle(drifted.database, drifted.settings, "engine-1")
+    assert engine.serving["version"] == CANDIDATE
+
+
+def test_one_whose_loading_ended_the_engine_is_not_loaded_again(
+    drifted: Drifted, promoted: UUID, engine: EngineStub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As where its memory does not suffice for both: it would be ended again and again, by the sidecar."""
+    promoted_an_hour_ago(drifted)
+    engine.start_again()
+    with monkeypatch.context() as patched:
+        away(engine, patched)
+        with pytest.raises(EngineRefused):
+            settle(drifted.database, drifted.settings, "engine-1")
     engine.lose = ""
     engine.start_again()
     settle(drifted.database, make_settings(tmp_path / "data", engine.url), "engine-1")
+    assert (engine.serving["version"], engine.calls) == (drifted.parent, ["load"])
+    assert states(drifted) == {drifted.parent: "in_service", CANDIDATE: "retired"}
+    assert "so that it may be what ended it" in (the_run(drifted, promoted).reason or "")
+
+
+def test_one_whose_activation_was_done_and_not_answered_is_in_service(
+    drifted: Drifted, promoted: UUID, engine: EngineStub
+) -> None:
+    promoted_an_hour_ago(drifted)
+    engine.start_again()
+    engine.lose = "activate"
+    settle(drifted.database, drifted.settings, "engine-1")
     assert engine.serving["version"] == CANDIDATE
+    assert states(drifted) == {drifted.parent: "retired", CANDIDATE: "in_service"}
+    run = the_run(drifted, promoted)
+    assert run.state == "watching"
+    assert "it was put back" in (run.reason or "")
+
+
+def test_a_draft_of_earlier_that_the_engine_is_started_with_stays(
+    drifted: Drifted, promoted: UUID, engine: EngineStub
+) -> None:
+    """Somebody has returned to what served before the parent of the promoted draft."""
+    promoted_an_hour_ago(drifted)
+    with drifted.database.session() as session:
+        long_ago = datetime.now(UTC) - timedelta(days=30)
+        values = {"server": "engine-1", "target": "target", "method": "draft_model", "name": "draft"}
+        session.add(
+            Draft(version="earlier", state="retired", created_at=long_ago, promoted_at=long_ago, **values)
+        )
+    engine.first = {**engine.first, "version": "earlier"}
+    engine.start_again()
+    settle(drifted.database, drifted.settings, "engine-1")
+    assert engine.serving["version"] == "earlier"
+    assert states(drifted)["earlier"] == "in_service"
+
+
+def test_the_run_tells_the_last_time_alone_and_the_moment_it_serves_since(
+    drifted: Drifted, promoted: UUID, engine: EngineStub
+) -> None:
+    """An engine without --state-dir may be started again each night."""
+    for _ in range(3):
+        promoted_an_hour_ago(drifted)
+        engine.start_again()
+        settle(drifted.database, drifted.settings, "engine-1")
+    reason = the_run(drifted, promoted).reason or ""
+    assert reason.count("lost it") == 1
+    assert reason.endswith("and it was put back (with --state-dir the engine keeps it)")
+
+
+def test_a_lost_draft_that_is_rolled_back_by_hand_is_not_loaded_for_that(
+    drifted: Drifted, promoted: UUID, engine: EngineStub
+) -> None:
+    """It may be rolled back because it ended the engine."""
+    promoted_an_hour_ago(drifted)
+    engine.start_again()
+    serving = roll_back(
+        drifted.database, drifted.settings, server="engine-1", draft_version=CANDIDATE, reason="it crashes"
+    )
+    assert (serving.version, engine.calls) == (drifted.parent, ["activate"])
+    assert states(drifted) == {drifted.parent: "in_service", CANDIDATE: "rolled_back"}
+    assert the_run(drifted, promoted).state == "rolled_back"
+
+
+def test_what_another_process_put_back_meanwhile_is_not_taken_for_lost(
+    drifted: Drifted, promoted: UUID, engine: EngineStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the question what serves and the lock."""
+    promoted_an_hour_ago(drifted)
+    engine.start_again()
+    try_lock = retrain_runs.try_lock
+
+    def late(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        settle(drifted.database, drifted.settings, "engine-1")
+        return try_lock(*arguments)
+
+    monkeypatch.setattr(retrain_runs, "try_lock", late)
+    settle(drifted.database, drifted.settings, "engine-1")
+    assert engine.serving["version"] == CANDIDATE
+    assert states(drifted) == {drifted.parent: "retired", CANDIDATE: "in_service"}
+    assert the_run(drifted, promoted).state == "watching"
