@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import httpx
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, text
 from typer.testing import CliRunner, Result
 
 from driftguard import cli
@@ -27,6 +27,7 @@ from driftguard.records.probe_session import PREFIX, parse
 from driftguard.settings import ProbeSettings, ProbeTargetSettings, Settings
 from driftguard.store.captures import CaptureFilter, read_captures
 from driftguard.store.database import Database
+from driftguard.store.probe_lock import replaying
 from driftguard.store.tables import Record
 from tests.alerting.http_receiver import wait_until
 from tests.engine.server.processes import engine_process
@@ -279,3 +280,17 @@ def test_the_commands_say_what_they_did_and_refuse_in_one_line(
     for refused in (command("init"), command("run")):
         assert isinstance(refused.exception, DriftGuardError)  # main() prints it in one line
         assert "\n" not in refused.exception.detail
+
+
+def test_a_replay_that_ended_stands_in_the_way_of_none(database: Database) -> None:
+    """Not even for as long as the database takes to notice that a connection was closed."""
+    held = text(
+        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND database = ("
+        "SELECT oid FROM pg_database WHERE datname = current_database())"
+    )
+    with database.session() as session:
+        session.scalar(held)
+        for _ in range(20):
+            with replaying(database, "chat"):
+                assert session.scalar(held) == 1
+            assert session.scalar(held) == 0
