@@ -13,6 +13,7 @@ PREFIX: Final = "driftguard."  # of DriftGuard's own names
 ADDRESS: Final = ("server.address", "server.port")
 INSTANCE: Final = "service.instance.id"
 _STABLE: Final = (ADDRESS[0], "service.name")
+_NOT_NAMED: Final = "unknown_service"  # what an SDK calls a service that nobody named, for all of them
 TARGET: Final = ("driftguard.target", "gen_ai.response.model", "gen_ai.request.model")
 
 # The first attribute that is present.
@@ -37,7 +38,8 @@ def identity(attributes: Mapping[str, Any]) -> Identity:
     for name in sorted(attributes):
         if name.startswith(PREFIX) and name not in _KNOWN:
             raise BadResource(f"{name}: unknown attribute of a resource")
-    if _is_random(attributes.get(INSTANCE)) and _first(attributes, _STABLE):
+    lasting = _first(attributes, _STABLE)
+    if _is_random(attributes.get(INSTANCE)) and lasting and not str(lasting).startswith(_NOT_NAMED):
         attributes = {name: value for name, value in attributes.items() if name != INSTANCE}
     found = {field: _first(attributes, names) for field, names in SOURCES.items()}
     for field, value in found.items():

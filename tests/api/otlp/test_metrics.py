@@ -413,6 +413,13 @@ def test_what_is_remembered_of_all_resources_together_is_bounded(
             {"service.name": "chat", "service.instance.id": "627cc493f31047de96bd71410b7dec09"},
             "627cc493f31047de96bd71410b7dec09",
         ),
+        (  # which an SDK calls every service that has no name
+            {
+                "service.name": "unknown_service:python",
+                "service.instance.id": "627cc493-f310-47de-96bd-71410b7dec09",
+            },
+            "627cc493-f310-47de-96bd-71410b7dec09",
+        ),
         (
             {"service.instance.id": "627cc493-f310-47de-96bd-71410b7dec09"},
             "627cc493-f310-47de-96bd-71410b7dec09",
