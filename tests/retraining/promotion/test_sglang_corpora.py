@@ -121,7 +121,7 @@ def test_the_new_corpus_takes_the_place_of_the_one_before_and_its_records_prove_
 @pytest.mark.parametrize("step", STEPS)
 def test_one_fault_at_any_step(live: Live, monkeypatch: pytest.MonkeyPatch, step: str, fault: Fault) -> None:
     """The server goes on with one whole corpus of ours, and the run says with which."""
-    if fault == "hang":
+    if fault in ("drop", "hang"):  # for which it is waited
         monkeypatch.setattr(live_update, "ANSWER_SECONDS", 3.0)
         monkeypatch.setattr(live_update, "LOAD_SECONDS", 3.0)
     settings = live.settings()
