@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import fields, replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -11,6 +12,14 @@ from driftguard.detection import DriftClosed, DriftOpened, OtherVersion, StreamS
 from driftguard.detection.state.codec import MAGIC, VERSION, _State, decode_state, encode_state
 from driftguard.detection.statistics.turns import KEPT, LEARNED, LEVEL, OF_TURNS, STEPS, TERMS
 from tests.detection.traffic import fold_all, growing_sessions, requests
+
+HEADER = len(MAGIC) + 5
+
+
+def written(columns: list[Any]) -> bytes:
+    """A state of these columns."""
+    body = msgspec.msgpack.encode(columns)
+    return MAGIC + bytes([VERSION]) + zlib.crc32(body).to_bytes(4, "big") + body
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +48,7 @@ def test_evidence_that_has_lost_its_age_begins_anew(stored: bytes) -> None:
 
 @pytest.mark.parametrize("fewer", [1, 2, 3])  # turns; and past_changes; and day_begun
 def test_a_state_of_before_goes_on(stored: bytes, fewer: int) -> None:
-    header = len(MAGIC) + 5
-    body = msgspec.msgpack.encode(msgspec.msgpack.decode(stored[header:])[:-fewer])
-    before = decode_state(stored[: header - 4] + zlib.crc32(body).to_bytes(4, "big") + body)
+    before = decode_state(written(msgspec.msgpack.decode(stored[HEADER:])[:-fewer]))
     assert encode_state(before) == stored
 
 
@@ -49,12 +56,10 @@ def test_an_incident_that_was_open_before_its_distance_was_kept_goes_on() -> Non
     rng = np.random.default_rng(2)
     fallen = fold_all(requests(rng, np.repeat([0.8, 0.5], [3_000, 400])))[0]
     assert fallen.incidents[0] is not None
-    header = len(MAGIC) + 5
-    wire = msgspec.msgpack.decode(encode_state(fallen)[header:])
+    wire = msgspec.msgpack.decode(encode_state(fallen)[HEADER:])
     place = [item.name for item in fields(StreamState)].index("incidents")
     wire[place][0] = wire[place][0][:-1]
-    body = msgspec.msgpack.encode(wire)
-    begun = MAGIC + bytes([VERSION]) + zlib.crc32(body).to_bytes(4, "big") + body
+    begun = written(wire)
     more = requests(rng, np.repeat([0.5, 0.8], [600, 900]), first_ordinal=3_401)
     findings = fold_all(more, state=decode_state(begun))[1]
     ended = [finding.ordinal for finding in findings if isinstance(finding, DriftClosed)]
@@ -67,12 +72,10 @@ def test_a_state_that_knows_no_turns_yet_goes_on() -> None:
     state = fold_all(traffic[:1_000])[0]
     assert state.growing.any()
     stored = encode_state(state)
-    header = len(MAGIC) + 5
-    columns = msgspec.msgpack.decode(stored[header:])[:-1]
+    columns = msgspec.msgpack.decode(stored[HEADER:])[:-1]
     joining = state.joining[:, :, :-LEVEL]
     columns[_State.__struct_fields__.index("joining")] = ["<f8", joining.shape, joining.tobytes()]
-    body = msgspec.msgpack.encode(columns)
-    before = decode_state(stored[: header - 4] + zlib.crc32(body).to_bytes(4, "big") + body)
+    before = decode_state(written(columns))
     assert not before.turns.any()
     assert not before.joining[:, :, -LEVEL:].any()
     assert (before.joining[:, :, :-LEVEL] == joining).all()
@@ -85,8 +88,7 @@ def test_a_state_that_does_not_know_how_sessions_wander_goes_on() -> None:
     traffic = growing_sessions(1, 4_000, falls=0.15, turns=20, open_at_once=4, between=0.05)
     state = fold_all(traffic[:3_000])[0]
     stored = encode_state(state)
-    header = len(MAGIC) + 5
-    columns = msgspec.msgpack.decode(stored[header:])
+    columns = msgspec.msgpack.decode(stored[HEADER:])
     place = {name: number for number, name in enumerate(_State.__struct_fields__)}
     fewer = OF_TURNS - TERMS - 2  # the products of v with all terms, with y and with lengths
     of_before = np.ones((1, KEPT, fewer))
@@ -94,8 +96,7 @@ def test_a_state_that_does_not_know_how_sessions_wander_goes_on() -> None:
     columns[place["turns"]] = ["<f8", of_before.shape, of_before.tobytes()]
     sums = np.ascontiguousarray(state.sessions.sums[:, :4])
     columns[place["sessions"]][1] = ["<f8", sums.shape, sums.tobytes()]
-    body = msgspec.msgpack.encode(columns)
-    before = decode_state(stored[: header - 4] + zlib.crc32(body).to_bytes(4, "big") + body)
+    before = decode_state(written(columns))
     known = before.sessions.sums
     assert (known[:, :4] == sums).all()
     assert np.allclose(known[:, 5] / known[:, 4], sums[:, 1] / sums[:, 0])
