@@ -35,6 +35,12 @@ def promoted_an_hour_ago(drifted: Drifted) -> str:
         return str(session.query(Draft.directory).where(Draft.version == CANDIDATE).scalar())
 
 
+def start_again(drifted: Drifted, engine: EngineStub) -> None:
+    """Without what it kept, and the sidecar looks at it."""
+    engine.start_again()
+    settle(drifted.database, drifted.settings, "engine-1")
+
+
 def test_the_promoted_draft_serves_again_and_is_watched_on(
     drifted: Drifted, promoted: UUID, engine: EngineStub
 ) -> None:
@@ -61,8 +67,7 @@ def test_files_that_only_the_engine_sees_are_verified_by_it_alone(
         run = retrain_runs.find(session, promoted)
         assert run is not None
         run.numbers = replace(retrain_runs.numbers_of(run), checksums_sha256="0" * 64)
-    engine.start_again()
-    settle(drifted.database, drifted.settings, "engine-1")
+    start_again(drifted, engine)
     assert engine.serving["version"] == CANDIDATE
 
 
@@ -79,8 +84,7 @@ def test_one_whose_promotion_stands_is_put_back_too_and_its_run_tells(
     promoted_an_hour_ago(drifted)
     with drifted.database.session() as session:
         retrain_runs.end(session, promoted, "promoted", "it stands", datetime.now(UTC))
-    engine.start_again()
-    settle(drifted.database, drifted.settings, "engine-1")
+    start_again(drifted, engine)
     assert engine.serving["version"] == CANDIDATE
     run = the_run(drifted, promoted)
     assert (run.state, (run.reason or "").split(", found at")[0]) == (
@@ -122,8 +126,7 @@ def test_another_draft_that_the_engine_is_started_with_stays(
 ) -> None:
     promoted_an_hour_ago(drifted)
     engine.first = {**engine.first, "version": "of-the-operator"}
-    engine.start_again()
-    settle(drifted.database, drifted.settings, "engine-1")
+    start_again(drifted, engine)
     assert engine.serving["version"] == "of-the-operator"
     assert states(drifted)["of-the-operator"] == "in_service"
 
@@ -135,8 +138,7 @@ def test_one_that_was_rolled_back_is_not_put_back(
     roll_back(
         drifted.database, drifted.settings, server="engine-1", draft_version=CANDIDATE, reason="it loops"
     )
-    engine.start_again()
-    settle(drifted.database, drifted.settings, "engine-1")
+    start_again(drifted, engine)
     assert engine.serving["version"] == drifted.parent
     assert states(drifted)[CANDIDATE] == "rolled_back"
 
@@ -150,8 +152,7 @@ def test_one_that_the_watch_found_worse_is_rolled_back_and_not_put_back(
         assert run is not None
         worse = Watch((), (), 0.05, 400, 0, recovered=False, verdict="worse")
         run.numbers = replace(retrain_runs.numbers_of(run), watch=worse)
-    engine.start_again()
-    settle(drifted.database, drifted.settings, "engine-1")
+    start_again(drifted, engine)
     assert engine.serving["version"] == drifted.parent
     assert (states(drifted)[CANDIDATE], the_run(drifted, promoted).state) == ("rolled_back", "rolled_back")
 
@@ -161,10 +162,8 @@ def test_one_that_may_have_ended_its_engine_is_not_put_back_and_that_is_told(
 ) -> None:
     """It would end it again, and again."""
     promoted_an_hour_ago(drifted)
-    engine.start_again()
-    settle(drifted.database, drifted.settings, "engine-1")
-    engine.start_again()
-    settle(drifted.database, drifted.settings, "engine-1")
+    start_again(drifted, engine)
+    start_again(drifted, engine)
     assert engine.serving["version"] == drifted.parent
     assert states(drifted) == {drifted.parent: "in_service", CANDIDATE: "retired"}
     run = the_run(drifted, promoted)
@@ -267,8 +266,7 @@ def test_a_draft_of_earlier_that_the_engine_is_started_with_stays(
             Draft(version="earlier", state="retired", created_at=long_ago, promoted_at=long_ago, **values)
         )
     engine.first = {**engine.first, "version": "earlier"}
-    engine.start_again()
-    settle(drifted.database, drifted.settings, "engine-1")
+    start_again(drifted, engine)
     assert engine.serving["version"] == "earlier"
     assert states(drifted)["earlier"] == "in_service"
 
@@ -279,8 +277,7 @@ def test_the_run_tells_the_last_time_alone_and_the_moment_it_serves_since(
     """An engine without --state-dir may be started again each night."""
     for _ in range(3):
         promoted_an_hour_ago(drifted)
-        engine.start_again()
-        settle(drifted.database, drifted.settings, "engine-1")
+        start_again(drifted, engine)
     reason = the_run(drifted, promoted).reason or ""
     assert reason.count("lost it") == 1
     assert reason.endswith("and it was put back (with --state-dir the engine keeps it)")
