@@ -20,7 +20,8 @@ anything else in service          the engine was told so by somebody else    in 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -61,10 +62,18 @@ def settle(
     except EngineRefused:
         end_killed(database, settings, server)
         raise
-    with retrain_runs.try_lock(database, info.server, info.target) as lock:
+    with locked(database, engine, info) as info:
+        settle_locked(database, settings, engine, info)
+
+
+@contextmanager
+def locked(database: Database, engine: Engine, before: EngineInfo) -> Iterator[EngineInfo]:
+    """What the engine serves once the lock of its server and target is held: who held it may have changed
+    what was `before`. Raises Conflict (a retraining runs there), EngineRefused."""
+    with retrain_runs.try_lock(database, before.server, before.target) as lock:
         if lock is None:
-            raise Conflict(f"a retraining of {info.server} / {info.target} is running")
-        settle_locked(database, settings, engine, engine.info())  # who held the lock may have changed it
+            raise Conflict(f"a retraining of {before.server} / {before.target} is running")
+        yield engine.info()
 
 
 def end_killed(database: Database, settings: Settings, server: str) -> None:

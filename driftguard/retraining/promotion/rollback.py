@@ -16,7 +16,7 @@ from driftguard.retraining.ledger import incident_notes
 from driftguard.retraining.promotion import restart
 from driftguard.retraining.promotion.draft_rows import put_in_service
 from driftguard.retraining.promotion.put_back import lost_draft
-from driftguard.retraining.promotion.reconcile import settle_locked
+from driftguard.retraining.promotion.reconcile import locked, settle_locked
 from driftguard.settings import Settings
 from driftguard.store import drafts, retrain_runs
 from driftguard.store.database import Database
@@ -39,11 +39,7 @@ def roll_back(
         engine = connect(database, settings, server)
     except BadSettings as error:
         raise BadInput(error.detail, field="server") from None
-    info = engine.info()
-    with retrain_runs.try_lock(database, info.server, info.target) as lock:
-        if lock is None:
-            raise Conflict(f"a retraining of {info.server} / {info.target} is running")
-        info = engine.info()  # who held the lock may have changed it
+    with locked(database, engine, engine.info()) as info:
         with database.session() as session:
             lost = lost_draft(session, info) if isinstance(engine, EngineAdmin) else None
         if lost is not None and lost.version == draft_version:  # not loaded again to be taken back
