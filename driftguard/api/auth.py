@@ -60,7 +60,7 @@ async def require_key(
     request: Request, given: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)]
 ) -> None:
     """FastAPI dependency of writes, admin calls and captured text. Raises Unauthorized."""
-    if may_read_text(request):
+    if is_allowed(request):
         return
     if given is None:
         raise Unauthorized("this call needs an API key: Authorization: Bearer KEY")
@@ -68,8 +68,9 @@ async def require_key(
         raise Unauthorized("this API key is unknown or revoked")
 
 
-def may_read_text(request: Request) -> bool:
-    """Whether captured text is shown to whoever asks. A key that was sent has been checked (guarding.py)."""
+def is_allowed(request: Request) -> bool:
+    """Whether the caller may write and read captured text: it needs no key, or its key has been checked
+    (guarding.py)."""
     here = is_open(request.scope, get_context(request).settings.host)
     return here or getattr(request.state, "key_checked", False)
 

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from driftguard.api import openapi_examples
 from driftguard.api.actions import ActionModel
-from driftguard.api.auth import may_read_text, require_key
+from driftguard.api.auth import is_allowed, require_key
 from driftguard.api.context import Context, get_context
 from driftguard.api.cursors import decode_cursor, encode_cursor
 from driftguard.api.filters import IncidentQuery, refuse_repeated, row_filter, without_nul
@@ -76,7 +76,7 @@ def get_incident(incident_id: UUID, context: AnyContext, request: Request) -> In
     """Shows one incident, its transitions and notifications. What captured requests of `diagnosis.examples`
     say is shown to holders of an API key, where keys are needed."""
     with context.database.session() as session:
-        return detail(session, incident_id, context, with_text=may_read_text(request))
+        return detail(session, incident_id, context, with_text=is_allowed(request))
 
 
 @router.post("/{incident_id}/acknowledge", dependencies=[Depends(require_key)], responses=_CHANGED)
