@@ -14,6 +14,7 @@ from driftguard.api.compression import Compression
 from driftguard.api.context import Context
 from driftguard.api.exports import MEDIA_TYPES
 from driftguard.api.otlp.errors import PATHS, status_response
+from driftguard.api.prefix import Prefix, path_of
 from driftguard.api.problems import TooSlow, problem_response
 from driftguard.errors import DatabaseUnavailable, Forbidden, TooLarge, Unauthorized
 from driftguard.settings import Settings
@@ -50,13 +51,15 @@ def install_guard(app: FastAPI, context: Context) -> None:
         check_key=KeyChecks(context.database).check,
         answer=_answer,
     )
+    if prefix := settings.alerting.prefix:
+        app.add_middleware(Prefix, prefix=prefix)  # the last one added is the first one asked
 
 
 def route_of(scope: Scope, settings: Settings) -> Route:
     """By method and path. Where keys are needed, every write and captured text need one. An incident, which
     shows captured text to those who have a key, is shown without one too, and with a login that is for
     another, such as a proxy in front; a key that is sent as one must be valid."""
-    path = scope["path"].rstrip("/")
+    path = path_of(scope).rstrip("/")
     is_write = scope["method"] not in SAFE_METHODS
     guarded = is_write or path == CAPTURED_TEXT
     given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
@@ -75,7 +78,7 @@ def _answer(scope: Scope, refusal: Refusal) -> Response:
     headers = dict(refusal.headers or {})
     if refusal.status_code == HTTPStatus.UNAUTHORIZED and scope["method"] in SAFE_METHODS:
         headers |= LOGIN
-    if scope["path"] in PATHS:
+    if path_of(scope) in PATHS:
         return status_response(Request(scope), refusal.status_code, refusal.detail, headers)
     title = TITLES.get(refusal.status_code)
     return problem_response(refusal.status_code, refusal.detail, title=title, headers=headers)

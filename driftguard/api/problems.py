@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
+from driftguard.api.prefix import path_of
 from driftguard.errors import Busy, DatabaseUnavailable, DriftGuardError, Unauthorized
 from driftguard.records import RecordError
 
@@ -134,12 +135,12 @@ async def http_problem(request: Request, error: Exception) -> Response:
     if detail == "There was an error parsing the body":  # FastAPI's message for bytes that are not text
         return problem_response(400, "the body is not JSON text", title=MalformedBody.title)
     if error.status_code == HTTPStatus.NOT_FOUND and detail == HTTPStatus.NOT_FOUND.phrase:
-        detail = f"{request.url.path}: not found"
+        detail = f"{path_of(request.scope)}: not found"
     headers = dict(error.headers or {})
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        detail = f"{request.url.path} does not support {request.method}"
+        detail = f"{path_of(request.scope)} does not support {request.method}"
         # A path may have more than one route, and Starlette names the methods of the first.
-        operations = request.app.openapi()["paths"].get(request.url.path, {})
+        operations = request.app.openapi()["paths"].get(path_of(request.scope), {})
         headers |= {"Allow": ", ".join(sorted(operations)).upper()} if operations else {}
     return problem_response(error.status_code, detail, headers=headers)
 

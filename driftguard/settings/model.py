@@ -52,6 +52,17 @@ _ALERT_LABELS: Final = frozenset(
     {"alertname", "server", "target", "draft_version", "method", "severity", "incident"}
 )
 
+# Where paths of the sidecar begin: with a prefix that is one of them, or above one, a path would have two
+# meanings.
+_OWN_PATHS: Final = tuple(
+    f"/{name}/"
+    for name in (
+        *("alerts", "api/v1", "configuration", "dashboards", "docs", "healthz", "incidents", "metrics"),
+        *("readyz", "retraining", "runbooks", "static", "streams", "v1"),
+    )
+)
+_EXTERNAL_URL: Final = re.compile(r"https?://[^\s/\\?#]+((?:/(?!\.\.?(?:/|$))[A-Za-z0-9._~-]+)*)/?")
+
 
 def _with_host_and_port(url: str) -> str:
     if not is_readable_url(url):
@@ -430,12 +441,34 @@ class AlertingSettings(_Group):
         "pages nobody, until it costs more; 0 pages for every fall.",
     )
     external_url: Url | None = Field(
-        None, description="Address under which people reach this sidecar; used in links of alerts."
+        None,
+        description="Address under which people reach this sidecar; used in links. It has a path where a "
+        "reverse proxy serves the sidecar under one.",
     )
     grafana_url: Url | None = Field(
         None,
         description="Address of the Grafana that has the dashboards; without it alerts do not link them.",
     )
+
+    @property
+    def prefix(self) -> str:
+        """The path of external_url without the slash at its end; empty where it has none."""
+        return urlsplit(self.external_url or "").path.rstrip("/")
+
+    @field_validator("external_url")
+    @classmethod
+    def _has_a_path_that_is_free(cls, url: str | None) -> str | None:
+        if url is None:
+            return url
+        if not (found := _EXTERNAL_URL.fullmatch(url)):
+            raise ValueError(
+                "is not https://HOST or https://HOST/PATH; a path has letters, digits and - . _ ~ between "
+                "single slashes, neither . nor .. alone, and no query behind it"
+            )
+        prefix = found[1]
+        if prefix and any(own.startswith(f"{prefix}/") for own in _OWN_PATHS):
+            raise ValueError(f"the path {prefix} is one of the sidecar's own; choose another")
+        return url
 
     @field_validator("labels")
     @classmethod

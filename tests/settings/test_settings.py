@@ -72,6 +72,31 @@ def test_command_line_then_environment_then_file(tmp_path: Path, monkeypatch: py
         ),
         ("[alerting]\nwebhook_urls = ['me:hunter2@hooks.example.com']", "webhook_urls.0: does not"),
         ("[alerting]\nexternal_url = 'driftguard.example.com'", "alerting.external_url: does not begin"),
+        *(
+            (
+                f"[alerting]\nexternal_url = 'https://ops.example.com{path}'",
+                "alerting.external_url: is not https:",
+            )
+            for path in (
+                *(
+                    "?team=llm",
+                    "/a?team=llm",
+                    "/a#b",
+                    "/..",
+                    "/a/../b",
+                    "/.",
+                    "//",
+                    "/a//b",
+                    "/%2e%2e",
+                    "/a b",
+                ),
+                *("/a;b", "\\\\a", "/a\\\\b"),
+            )
+        ),
+        (
+            "[alerting]\nexternal_url = 'https://ops.example.com/api/'",
+            "alerting.external_url: the path /api is one of the sidecar's own",
+        ),
         ("[alerting]\ngrafana_url = 'grafana:3000'", "alerting.grafana_url: does not begin"),
         ("clusters = {eu = 'chat-1'}", "clusters.eu: input should be a valid list"),
         ("[alerting]\nlabels = {server = 'a'}", "alerting.labels: an alert has its own server"),

@@ -12,6 +12,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from driftguard.api.pages.rendering import render
+from driftguard.api.prefix import path_of
 from driftguard.api.problems import headers_of, http_problem, invalid_fields, unexpected_problem
 from driftguard.errors import BadInput, DriftGuardError
 
@@ -24,22 +25,22 @@ def install_page_handlers(app: FastAPI) -> None:
 
 async def _no_route(request: Request, error: Exception) -> Response:
     answer = await http_problem(request, error)
-    return _shown(answer) if _wants_page(request) else answer
+    return _shown(request, answer) if _wants_page(request) else answer
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
     answer = await unexpected_problem(request, error)
-    return _shown(answer) if _wants_page(request) else answer
+    return _shown(request, answer) if _wants_page(request) else answer
 
 
 def _wants_page(request: Request) -> bool:
-    return "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/api/")
+    return "text/html" in request.headers.get("accept", "") and not path_of(request.scope).startswith("/api/")
 
 
-def _shown(problem: Response) -> Response:
+def _shown(request: Request, problem: Response) -> Response:
     """A problem document as a page."""
     told = msgspec.json.decode(problem.body)
-    page = render("problem.html", title=told["title"], detail=told["detail"], retry_seconds=None)
+    page = render(request, "problem.html", title=told["title"], detail=told["detail"], retry_seconds=None)
     page.status_code = problem.status_code
     if "allow" in problem.headers:
         page.headers["Allow"] = problem.headers["allow"]
@@ -58,17 +59,21 @@ class PageRoute(APIRoute):
             except (DriftGuardError, RequestValidationError) as error:
                 if "text/html" not in request.headers.get("accept", ""):
                     raise
-                return _page(error)
+                return _page(request, error)
 
         return handle
 
 
-def _page(error: DriftGuardError | RequestValidationError) -> Response:
+def _page(request: Request, error: DriftGuardError | RequestValidationError) -> Response:
     if isinstance(error, RequestValidationError):
         error = BadInput(invalid_fields(error))
     headers = headers_of(error)
     page = render(
-        "problem.html", title=error.title, detail=error.detail, retry_seconds=headers.get("Retry-After")
+        request,
+        "problem.html",
+        title=error.title,
+        detail=error.detail,
+        retry_seconds=headers.get("Retry-After"),
     )
     page.status_code = error.status
     page.headers.update(headers)

@@ -26,6 +26,7 @@ def api_reference(request: Request) -> HTMLResponse:
         for method, operation in methods.items()
     ]
     return render(
+        request,
         "reference.html",
         document=document,
         groups=[

@@ -8,11 +8,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from fastapi import Request
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from driftguard.api.pages.direction import isolated
+from driftguard.api.prefix import prefix_of
 from driftguard.detection.findings import duration
 from driftguard.detection.state.columns import SECONDS_PER_DAY
 from driftguard.incidents.message import clock
@@ -36,14 +38,16 @@ _SECURITY: Final = {
 }
 
 
-def render(template: str, **values: object) -> HTMLResponse:
+def render(request: Request, template: str, **values: object) -> HTMLResponse:
     """A page; `now` is what its ages are counted from."""
     values = {"now": datetime.now(UTC), **values}
-    return HTMLResponse(isolated(_environment().get_template(template).render(values)), headers=_SECURITY)
+    page = _environment(prefix_of(request.scope)).get_template(template).render(values)
+    return HTMLResponse(isolated(page), headers=_SECURITY)
 
 
 @cache
-def _environment() -> Environment:
+def _environment(prefix: str) -> Environment:
+    """`prefix`: global, so that macros know it too."""
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -51,6 +55,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.globals["prefix"] = prefix
     environment.filters.update(
         time=_time,
         timed=timed,

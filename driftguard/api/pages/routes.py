@@ -92,13 +92,15 @@ class FleetQuery(BaseModel):
 
 
 @router.get("/")
-async def fleet_page(query: Annotated[FleetQuery, Query()], context: AnyContext) -> HTMLResponse:
+async def fleet_page(
+    query: Annotated[FleetQuery, Query()], context: AnyContext, request: Request
+) -> HTMLResponse:
     """The streams in a sentence each, the worst first."""
     async with context.listing:
-        return await run_in_threadpool(_fleet, query, context)
+        return await run_in_threadpool(_fleet, query, context, request)
 
 
-def _fleet(query: FleetQuery, context: Context) -> HTMLResponse:
+def _fleet(query: FleetQuery, context: Context, request: Request) -> HTMLResponse:
     now = datetime.now(UTC)
     with context.database.session() as session:
         scraped = sources.all_sources(session)
@@ -106,6 +108,7 @@ def _fleet(query: FleetQuery, context: Context) -> HTMLResponse:
         serving = [item for item in found if _is_watched(item)]
         unresolved = incidents.list_page(session, limit=RUNS_SHOWN, state="unresolved")
         return render(
+            request,
             "fleet.html",
             headline=headline(serving),
             worst=serving[0].verdict if serving else "",
@@ -179,6 +182,7 @@ def stream_page(stream_id: StreamId, context: AnyContext, request: Request) -> H
         history = _drafts(session, stream.server, stream.target)
         newest = incidents.list_page(session, limit=SHOWN, wanted=RowFilter(streams=[stream_id]))
         return render(
+            request,
             "stream.html",
             stream=shown,
             related=related,
@@ -205,6 +209,7 @@ def incident_page(incident_id: UUID, context: AnyContext, request: Request) -> H
         runs = [RunModel.model_validate(run) for run in retrain_runs.of_incident(session, incident_id)]
         made = drafts.of_runs(session, [run.id for run in runs])
         return render(
+            request,
             "incident.html",
             timeline=timeline(incident, runs, [DraftModel.model_validate(draft) for draft in made]),
             incident=incident,
@@ -218,23 +223,22 @@ def incident_page(incident_id: UUID, context: AnyContext, request: Request) -> H
 
 
 @router.get("/retraining")
-def retraining_page(context: AnyContext) -> HTMLResponse:
+def retraining_page(context: AnyContext, request: Request) -> HTMLResponse:
     """Every retraining, the newest first."""
     with context.database.session() as session:
-        return render("retraining.html", runs=_runs(session))
+        return render(request, "retraining.html", runs=_runs(session))
 
 
 @router.get("/retraining/{run_id}")
-def run_page(run_id: UUID, context: AnyContext) -> HTMLResponse:
+def run_page(run_id: UUID, context: AnyContext, request: Request) -> HTMLResponse:
     """One retraining: its progress, the gate's decision, the state of the watch."""
     run = get_retrain_run(run_id, context)
-    return render(
-        "run.html", run=run, curve=msgspec.to_builtins(run.curve or TrainingCurve()), against=against
-    )
+    curve = msgspec.to_builtins(run.curve or TrainingCurve())
+    return render(request, "run.html", run=run, curve=curve, against=against)
 
 
 @router.get("/configuration")
-def configuration_page(context: AnyContext) -> HTMLResponse:
+def configuration_page(context: AnyContext, request: Request) -> HTMLResponse:
     """The settings, with their secrets masked, and the names of the keys."""
     masked = secrets_of(context.settings).masked
     settings = [
@@ -251,6 +255,7 @@ def configuration_page(context: AnyContext) -> HTMLResponse:
     ]
     with context.database.session() as session:
         return render(
+            request,
             "configuration.html",
             settings=settings,
             keys=list_keys(session),

@@ -35,7 +35,7 @@ def runbook(alert: str, request: Request, context: Annotated[Context, Depends(ge
         return PlainTextResponse(text)
     sidecar = (context.settings.alerting.external_url or str(request.base_url)).rstrip("/")
     body = _html(text.replace("$SIDECAR", sidecar).replace("SIDECAR=http://driftguard:8200", sidecar))
-    return render("runbook.html", alert=name, body=body, others=sorted(known.keys() - {name}))
+    return render(request, "runbook.html", alert=name, body=body, others=sorted(known.keys() - {name}))
 
 
 def _html(text: str) -> Markup:

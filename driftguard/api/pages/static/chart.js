@@ -120,7 +120,7 @@ function marks() {
   const found = series.change_points.map((one) => ({
     at: seconds(one.at), shown: within(one.at), hue: CHANGES[one.direction][0], band: one.interval.map(seconds),
     bar: [seconds(one.opened_at), one.resolved_at ? seconds(one.resolved_at) : seconds(series.until)],
-    text: CHANGES[one.direction][1], link: `/incidents/${one.incident_id}`,
+    text: CHANGES[one.direction][1], link: `${place.dataset.prefix}/incidents/${one.incident_id}`,
     more: [["between", one.interval[0]], ["and", one.interval[1]], ["; found", one.opened_at], ...(one.resolved_at ? [["; resolved", one.resolved_at]] : [])],
   }));
   for (const one of series.promotions) found.push({ at: seconds(one.at), shown: true, hue: "--good", text: `draft ${isolated(one.draft_version)} put into service`, more: [] });
@@ -331,7 +331,7 @@ async function numbers() {
     ? new URLSearchParams({ since: new Date(view.since * 1000).toISOString(), until: new Date(view.until * 1000).toISOString() })
     : new URLSearchParams({ minutes: view.minutes });
   if (chosen.value) query.set("segment", chosen.value); // else it may be among those that are left out
-  const answer = await fetch(`/api/v1/streams/${place.dataset.stream}/acceptance?${query}`, { signal: AbortSignal.timeout(ANSWER_MILLISECONDS) });
+  const answer = await fetch(`${place.dataset.prefix}/api/v1/streams/${place.dataset.stream}/acceptance?${query}`, { signal: AbortSignal.timeout(ANSWER_MILLISECONDS) });
   const told = await answer.json();
   if (!answer.ok) throw new Error(told.detail);
   return told;
