@@ -133,6 +133,20 @@ def test_rules_and_dashboards_are_the_committed_ones_with_the_addresses_of_the_i
 
 
 @needs_helm
+@pytest.mark.parametrize(
+    ("address", "path"),
+    [("", "/"), ("/", "/"), ("/driftguard", "/driftguard"), ("/team/driftguard/", "/team/driftguard")],
+)
+def test_the_ingress_serves_the_path_of_the_address_and_no_more(address: str, path: str) -> None:
+    objects = rendered(*IMAGE, f"{ADDRESS}{address}", "ingress.enabled=true", "monitoring.rules.enabled=true")
+    (rule,) = objects["Ingress-driftguard"]["spec"]["rules"]
+    assert rule["host"] == "driftguard.example.com"
+    assert [(each["path"], each["pathType"]) for each in rule["http"]["paths"]] == [(path, "Prefix")]
+    runbook = f"https://driftguard.example.com{address}".rstrip("/") + "/runbooks/DriftGuardRollback"
+    assert runbook in str(objects["PrometheusRule-driftguard"])
+
+
+@needs_helm
 def test_prometheus_finds_the_service_and_calls_the_job_as_the_rules_do() -> None:
     objects = rendered(*EVERYTHING, release="eu")
     service, monitor = objects["Service-eu-driftguard"], objects["ServiceMonitor-eu-driftguard"]
