@@ -67,10 +67,10 @@ class Scene:
 
 
 @contextmanager
-def fleet(database: Database, data_dir: Path, external_url: str | None = None) -> Iterator[Scene]:
+def fleet(database: Database, data_dir: Path, alerting: Mapping[str, str] | None = None) -> Iterator[Scene]:
     """On loopback. The engine of chat-eu-1 does not answer, and another training holds its lock."""
     now = datetime.now(UTC)
-    chosen = settings(data_dir, external_url=external_url)
+    chosen = settings(data_dir, alerting=alerting)
     with (
         retrain_runs.try_lock(database, "chat-eu-1", TARGET),
         serving(create_app(Sidecar(chosen, database, "http://sidecar"))) as client,
@@ -93,12 +93,12 @@ def fleet(database: Database, data_dir: Path, external_url: str | None = None) -
         yield Scene(client, database, incident_id, streams, running_id, done_id)
 
 
-def settings(data_dir: Path, host: str = "127.0.0.1", external_url: str | None = None) -> Settings:
+def settings(data_dir: Path, host: str = "127.0.0.1", alerting: Mapping[str, str] | None = None) -> Settings:
     return Settings.model_validate(
         {
             "data_dir": data_dir,
             "host": host,
-            "alerting": {"external_url": external_url},
+            "alerting": alerting or {},
             "detection": {"minimum_drop": 0.1},
             "engines": [{"server": "chat-eu-1", "admin_url": AWAY}, {"server": "chat", "admin_url": AWAY}],
             "retraining": {"automatic": False},
