@@ -26,6 +26,7 @@ from tests.pipeline.traffic import Traffic, store
 
 SECONDS_APART = 0.5
 HISTORY = 1_000  # requests of a stream without one of a segment: it is silent
+BATCH_RECORDS = 600  # to HISTORY as the usual ones are to each other
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class Server:
         self.now = datetime.now(UTC)
         self.traffic = Traffic(seed=seed, start=self.now, seconds_apart=SECONDS_APART)
         config = DetectorConfig(minimum_drop=0.1, history=HISTORY)
-        self._pipeline = Pipeline(database, config, Metrics(), batch_records=200)
+        self._pipeline = Pipeline(database, config, Metrics(), batch_records=BATCH_RECORDS)
 
     def send(self, count: int, setup: Setup) -> None:
         self._seed += 1

@@ -29,7 +29,7 @@ class Running:
     def __init__(self, database: Database, seed: int) -> None:
         self.database, self.seed = database, seed
         self.traffic = Traffic(seed=seed, start=datetime.now(UTC) - timedelta(hours=3), seconds_apart=0.5)
-        self.pipeline = Pipeline(database, DetectorConfig(minimum_drop=0.1), Metrics(), batch_records=200)
+        self.pipeline = Pipeline(database, DetectorConfig(minimum_drop=0.1), Metrics())
         self.now = datetime.now(UTC)
         self.send(900, 4, USUAL)
         self.send(900, 5, FALLEN)

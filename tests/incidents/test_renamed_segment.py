@@ -45,7 +45,7 @@ def renamed(records: list[AcceptanceRecord], names: Mapping[str, str]) -> list[A
 
 def fold_all(database: Database) -> list[Incident]:
     config = DetectorConfig(minimum_drop=0.1)
-    fold_and_examine(Pipeline(database, config, Metrics(), batch_records=200), database)
+    fold_and_examine(Pipeline(database, config, Metrics()), database)
     with database.session() as session:
         return list(session.scalars(select(Incident).where(Incident.direction == "down")))
 
@@ -126,7 +126,7 @@ class Running:
         self.database, self.seed = database, seed
         start = datetime.now(UTC) - timedelta(hours=3)
         self.traffic = Traffic(seed=seed, start=start, seconds_apart=0.5)
-        self.pipeline = Pipeline(database, DetectorConfig(minimum_drop=0.1), Metrics(), batch_records=200)
+        self.pipeline = Pipeline(database, DetectorConfig(minimum_drop=0.1), Metrics())
         store(database, mixed(self.traffic, seed, BEFORE, USUAL, SHARES))
         self.send(AFTER, rates)
 

@@ -34,7 +34,7 @@ WORSE = {"code": 0.75, "german": 0.45}
 
 def fold_all(database: Database) -> None:
     config = DetectorConfig(minimum_drop=0.1)
-    fold_and_examine(Pipeline(database, config, Metrics(), batch_records=200), database)
+    fold_and_examine(Pipeline(database, config, Metrics()), database)
 
 
 def of_target(records: list[AcceptanceRecord], target: str) -> list[AcceptanceRecord]:
