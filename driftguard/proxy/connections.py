@@ -11,6 +11,7 @@ from aiohttp import StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import RequestHandler
+from multidict import istr
 
 from driftguard_http import Bounded, ConnectionLimits
 
@@ -20,7 +21,9 @@ KEEPALIVE_SECONDS: Final = 75.0
 HEADER_SECONDS: Final = 30.0
 UNREAD_SECONDS: Final = 300.0
 SHARE_OF_DESCRIPTORS: Final = 0.4  # each may have another one upstream, which may stay open longer
+_CODING: Final = istr("Transfer-Encoding")
 _WHY_TOO_LARGE: Final = b"the headers have more than %d bytes\n" % MOST_HEADER_BYTES
+_LAST_CHUNK: Final = b"\r\n0\r\n\r\n"  # of a body without trailers, with the end of what is before it
 _TOO_LARGE: Final = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Type: text/plain\r\n"
     b"Content-Length: %d\r\n\r\n%s" % (len(_WHY_TOO_LARGE), _WHY_TOO_LARGE)
@@ -34,6 +37,16 @@ class BadBody(Exception):
 def limits_of(max_connections: int) -> ConnectionLimits:
     """`max_connections`: from the settings."""
     return ConnectionLimits(max_connections, HEADER_SECONDS, UNREAD_SECONDS, SHARE_OF_DESCRIPTORS)
+
+
+def close_behind_trailers(request: web.BaseRequest, response: web.StreamResponse) -> None:
+    """The library's parser takes the last trailer of a body for a header of the connection's next request,
+    which may be another client's behind a reverse proxy."""
+    connection = request.protocol
+    if _CODING in request.headers and not (
+        isinstance(connection, _Connection) and connection.ends_with(request.content)
+    ):
+        response.force_close()
 
 
 class BoundedServer(web.Server):
@@ -70,6 +83,7 @@ class _Connection(Bounded, RequestHandler):
         self._open = server.open
         self._arriving: StreamReader = EMPTY_PAYLOAD  # the body of the latest request
         self._header_bytes = 0  # of a request that has not arrived completely
+        self._newest_bytes = b""
 
     @property
     def peers(self) -> MutableSet[Any]:
@@ -99,6 +113,7 @@ class _Connection(Bounded, RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         requests, awaited_body = self._request_count, self.awaits_body
+        self._newest_bytes = (self._newest_bytes + data)[-len(_LAST_CHUNK) :]
         super().data_received(data)
         if self._request_count > requests:
             if self.awaits_body:  # no new request can have arrived: this is a parser error,
@@ -109,6 +124,10 @@ class _Connection(Bounded, RequestHandler):
             self._header_bytes += len(data)
             if self._header_bytes > MOST_HEADER_BYTES:
                 self._refuse_headers()
+
+    def ends_with(self, body: StreamReader) -> bool:
+        """Whether the last chunk of this body is the last that has arrived, without trailers behind it."""
+        return body is self._arriving and body.is_eof() and self._newest_bytes == _LAST_CHUNK
 
     def log_exception(self, *args: Any, **keywords: Any) -> None:
         """Does not log errors of requests: the library would log part of the request."""

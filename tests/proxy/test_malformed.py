@@ -96,6 +96,51 @@ def test_what_is_malformed_or_ambiguous_is_refused_and_goes_no_further(
     assert not [record for record in caplog.records if "hello" in record.getMessage() or record.exc_info]
 
 
+BEHIND = b"GET /behind HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize("status", [200, 502])
+@pytest.mark.parametrize("is_at_once", [True, False])
+def test_trailers_are_no_headers_of_the_next_request(is_at_once: bool, status: int) -> None:
+    """A reverse proxy sends requests of many clients over one connection."""
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        if status != 200:
+            assert request.transport is not None
+            request.transport.close()
+        return await ok(request)
+
+    async def scenario() -> None:
+        async with proxied(answer) as setup:
+            body = b"5\r\nhello\r\n0\r\nX-Other: 1\r\nX-DriftGuard-Segment: theirs\r\n\r\n"
+            pieces = [head(CHUNKED) + body, BEHIND]
+            answers = await asked(setup, [b"".join(pieces)] if is_at_once else pieces)
+            assert answers.startswith(b"HTTP/1.1 %d " % status)
+            assert answers.count(b"HTTP/1.1") == answers.count(b"Connection: close") == 1
+            assert [seen.target for seen in setup.seen] == ["/x"]
+
+    asyncio.run(scenario())
+
+
+def test_a_body_in_chunks_without_trailers_leaves_the_connection_open() -> None:
+    async def scenario() -> None:
+        async with proxied(ok) as setup:
+            body = b"5\r\nhello\r\n" + EMPTY
+            for pieces in (
+                [head(CHUNKED) + body, BEHIND],
+                [head(CHUNKED), *(body[n : n + 1] for n in range(len(body))), BEHIND],
+            ):
+                setup.seen.clear()
+                answers = await asked(setup, pieces)
+                assert answers.count(b"HTTP/1.1 200") == 2
+                assert [(seen.target, seen.body) for seen in setup.seen] == [
+                    ("/x", b"hello"),
+                    ("/behind", b""),
+                ]
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("path", ["/" + "a" * 5_000, "//other/x", "/a/../b/%2e%2e/c?%zz%00"])
 def test_what_is_only_unusual_passes_as_it_is(path: str) -> None:
     async def scenario() -> None:
