@@ -12,7 +12,7 @@ from driftguard.api.request_body import Body
 from driftguard.errors import TooLarge
 from driftguard_http.json_text import outside_strings
 
-_VARINT, _FIXED64, _MESSAGE, _FIXED32 = 0, 1, 2, 5  # wire types; groups (3, 4) have no bytes of their own
+VARINT, FIXED64, MESSAGE, FIXED32 = 0, 1, 2, 5  # wire types; groups (3, 4) have no bytes of their own
 _JSON_MARKS: Final = (b",", b"{", b"[")
 
 # Number of a field that holds messages -> its own Nested, None if nothing in them is counted.
@@ -20,7 +20,7 @@ Nested = dict[int, Any]
 _OTHER: Final = object()  # a field that holds no messages
 
 
-class _Cut(Exception):
+class Cut(Exception):
     """The bytes are not a message; the parser reports that."""
 
 
@@ -61,7 +61,7 @@ def protobuf_fields(body: Body, nested: Nested, most: int, *, only_nested: bool 
         return 0
     try:
         return _count(body, nested, most, only_nested)
-    except (_Cut, IndexError):
+    except (Cut, IndexError):
         return 0
 
 
@@ -80,35 +80,35 @@ def nested_fields(descriptor: Any) -> Nested:
 
 
 def _count(body: Body, nested: Nested, most: int, only_nested: bool) -> int:
-    """Raises _Cut, IndexError."""
+    """Raises Cut, IndexError."""
     count, place, end = 0, 0, len(body)
     around: list[tuple[int, Nested]] = []  # end and fields of the messages around this one
     while count <= most:
         while place >= end:
             if place > end:
-                raise _Cut
+                raise Cut
             if not around:
                 return count
             end, nested = around.pop()
-        tag, place = _varint(body, place)
+        tag, place = varint(body, place)
         kind, inner = tag & 7, nested.get(tag >> 3, _OTHER)
         count += inner is not _OTHER or not only_nested
-        if kind == _MESSAGE:
-            length, place = _varint(body, place)
+        if kind == MESSAGE:
+            length, place = varint(body, place)
             if inner is None or inner is _OTHER:
                 place += length
             else:
                 around.append((end, nested))
                 end, nested = place + length, inner
-        elif kind == _VARINT:
-            _, place = _varint(body, place)
-        elif kind in (_FIXED64, _FIXED32):
-            place += 8 if kind == _FIXED64 else 4
+        elif kind == VARINT:
+            _, place = varint(body, place)
+        elif kind in (FIXED64, FIXED32):
+            place += 8 if kind == FIXED64 else 4
     return count
 
 
-def _varint(body: Body, place: int) -> tuple[int, int]:
-    """(value, place after it). Raises _Cut, IndexError."""
+def varint(body: Body, place: int) -> tuple[int, int]:
+    """(value, place after it). Raises Cut, IndexError."""
     value = body[place]
     if value < 0x80:
         return value, place + 1
@@ -119,4 +119,4 @@ def _varint(body: Body, place: int) -> tuple[int, int]:
         value |= (part & 0x7F) << shift
         if part < 0x80:
             return value, place + 1
-    raise _Cut
+    raise Cut

@@ -21,6 +21,7 @@ from driftguard.api.otlp.bounds import (
     refuse_many,
     refuse_many_items,
 )
+from driftguard.api.otlp.half_characters import whole_in_json, whole_in_protobuf
 from driftguard.api.problems import MalformedBody, MissingExtra
 from driftguard.api.request_body import Body
 from driftguard.settings import IngestSettings
@@ -67,11 +68,22 @@ class Signal(Generic[Item]):
     def _read_json(self, body: Body, limits: IngestSettings) -> list[Item]:
         refuse_many(body, json_fields(body, limits.max_otlp_fields), limits.max_otlp_fields)
         try:
-            request = self.decode(body)
+            request = self._decoded(body)
             refuse_many_items(self.count(request), limits.max_otlp_items)
             return self.items(request, json_attributes)
         except (ValueError, OverflowError, RecursionError) as error:  # msgspec's errors are ValueErrors
             raise MalformedBody(f"the body is not an {self.request} in JSON ({error})") from None
+
+    def _decoded(self, body: Body) -> Any:
+        """Raises ValueError, OverflowError, RecursionError."""
+        try:
+            return self.decode(body)
+        except msgspec.ValidationError:
+            raise
+        except msgspec.DecodeError:
+            if (whole := whole_in_json(body)) == body:
+                raise
+            return self.decode(whole)
 
     def _read_protobuf(self, body: Body, limits: IngestSettings) -> list[Item]:
         try:
@@ -88,10 +100,20 @@ class Signal(Generic[Item]):
         refuse_many(body, protobuf_fields(body, nested, fields), fields)
         refuse_many_items(protobuf_fields(body, self.holds, items, only_nested=True), items)
         try:
-            request = message.FromString(body)
+            request = _parsed(message, body, DecodeError)
         except DecodeError as error:
             raise MalformedBody(f"the body is not an {self.request} ({error})") from None
         return self.items(request, plain_attributes)
+
+
+def _parsed(message: Any, body: Body, error: type[Exception]) -> Any:
+    """Raises `error`: the body is no such message."""
+    try:
+        return message.FromString(body)
+    except error:
+        if (whole := whole_in_protobuf(body, message.DESCRIPTOR)) == body:
+            raise
+        return message.FromString(whole)
 
 
 def _camel(field: str) -> str:

@@ -238,6 +238,34 @@ def test_a_number_that_is_none_costs_only_its_own_span(
 
 
 @pytest.mark.parametrize(
+    ("media_type", "half", "stored"),
+    [
+        (JSON, rb"\ud83d", "\ufffd"),
+        (JSON, rb"\uDE00", "\ufffd"),
+        (JSON, rb"\ude00\ud83d", "\ufffd\ufffd"),
+        (PROTOBUF, b"\xed\xa0\xbd", "\ufffd"),  # as protobufjs writes it
+        (PROTOBUF, b"\xff\xfeA", "??A"),
+    ],
+)
+def test_half_a_character_costs_no_record(
+    client: httpx.Client, service: str, media_type: str, half: bytes, stored: str
+) -> None:
+    """The SDK for JavaScript cuts attributes between two UTF-16 units (attributeValueLengthLimit)."""
+    place = "\uffff"
+    body = as_json(
+        service,
+        ATTRIBUTES | {"driftguard.segment": rf"a \ud83d 😀 \\{place}"},
+        {"gen_ai.prompt": f"cut {place}"},
+    )
+    encoded = as_protobuf(body) if media_type == PROTOBUF else body
+    mark = place.encode() if media_type == PROTOBUF else rb"\uffff"
+    assert encoded.count(mark) == 2
+    assert send(client, encoded.replace(mark, half), media_type) == (0, "")
+    (record,) = records(client, service)
+    assert record["segment"] == rf"a \ud83d 😀 \\{stored}"
+
+
+@pytest.mark.parametrize(
     ("content", "media_type", "status", "words"),
     [
         (b"{oops", JSON, 400, "ExportTraceServiceRequest"),
