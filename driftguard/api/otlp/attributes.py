@@ -11,7 +11,8 @@ import msgspec
 class _Value(msgspec.Struct, rename="camel", frozen=True, gc=False):
     string_value: str | None = None
     bool_value: bool | None = None
-    int_value: int | str | None = None  # 64-bit integers are text in protobuf's JSON; numbers are allowed too
+    # 64-bit integers are text in protobuf's JSON; numbers are allowed too, which JavaScript writes as 1e21.
+    int_value: int | float | str | None = None
     double_value: float | str | None = None  # NaN and Infinity are text
     array_value: _Values | None = None
 
@@ -26,8 +27,10 @@ class _Value(msgspec.Struct, rename="camel", frozen=True, gc=False):
 
 
 def _number(given: float | str, kind: type[int] | type[float]) -> float | str:
-    """A text that is none stays text, which is refused by name where a number is needed: the other items of
-    the export do not fail with it."""
+    """A text that is none stays text, and 2.5 is no integer: it is refused by name where one is needed, and
+    the other items of the export do not fail with it."""
+    if isinstance(given, float) and not given.is_integer():
+        return given
     try:
         return kind(given)
     except ValueError:
@@ -39,7 +42,7 @@ class _Values(msgspec.Struct, frozen=True, gc=False):
 
 
 class Attribute(msgspec.Struct, frozen=True, gc=False):
-    key: str
+    key: str = ""  # exporters may leave out what has its default
     value: _Value = _Value()
 
 

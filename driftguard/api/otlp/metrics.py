@@ -86,7 +86,7 @@ class _Point(msgspec.Struct, rename="camel", frozen=True, gc=False):
     attributes: tuple[Attribute, ...] = ()
     start_time_unix_nano: int | str = 0
     time_unix_nano: int | str = 0
-    as_int: int | str | None = None
+    as_int: int | float | str | None = None
     as_double: float | str | None = None  # text: NaN, Infinity
     sum: float | str | None = None
     count: int | str = 0
@@ -100,7 +100,7 @@ class _Data(msgspec.Struct, rename="camel", frozen=True, gc=False):
 
 
 class _Metric(msgspec.Struct, rename="camel", frozen=True, gc=False):
-    name: str
+    name: str = ""
     gauge: _Data | None = None
     sum: _Data | None = None
     histogram: _Data | None = None

@@ -138,10 +138,10 @@ def _hexadecimal(span_id: str | bytes) -> str:
 
 
 class _Span(msgspec.Struct, rename="camel", frozen=True, gc=False):
-    trace_id: str
-    span_id: str
-    start_time_unix_nano: int | str
-    end_time_unix_nano: int | str
+    trace_id: str = ""
+    span_id: str = ""
+    start_time_unix_nano: int | str = 0
+    end_time_unix_nano: int | str = 0
     attributes: tuple[Attribute, ...] = ()
 
 

@@ -265,6 +265,42 @@ def test_half_a_character_costs_no_record(
     assert record["segment"] == rf"a \ud83d 😀 \\{stored}"
 
 
+def test_json_is_read_as_javascript_writes_it(client: httpx.Client, service: str) -> None:
+    """Attributes of the exporter for JavaScript: what is integral is an integer of any size, null is NaN."""
+    export = json.loads(as_json(service, ATTRIBUTES | {"driftguard.steps": 0}, {}))
+    ours, other = export["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    (steps,) = (item for item in ours["attributes"] if item["key"] == "driftguard.steps")
+    steps["value"] = {"intValue": 3}
+    wrong = json.loads(json.dumps(ours)) | {"spanId": "9b448235a6f814dc"}
+    (steps,) = (item for item in wrong["attributes"] if item["key"] == "driftguard.steps")
+    steps["value"] = {"intValue": "BIG"}
+    other["attributes"] = [
+        {"key": "big", "value": {"intValue": "BIG"}},
+        {"key": "nan", "value": {"doubleValue": None}},
+        {"key": "arr", "value": {"arrayValue": {"values": [{"intValue": 1}, {}, {"doubleValue": 2.5}]}}},
+        {"key": "map", "value": {"kvlistValue": {"values": [{"key": "a", "value": {"intValue": "BIG"}}]}}},
+    ]
+    export["resourceSpans"][0]["scopeSpans"][0]["spans"].append(wrong)
+    body = json.dumps(export).replace('"BIG"', "1e+21").encode()
+    rejected, why = send(client, body, JSON)
+    assert rejected == 1
+    assert "steps: expected int <= 1099511627776" in why
+    assert [record["steps"] for record in records(client, service)] == [3]
+
+
+@pytest.mark.parametrize("left_out", ["startTimeUnixNano", "endTimeUnixNano"])
+def test_what_an_exporter_leaves_out_costs_only_its_own_span(
+    client: httpx.Client, service: str, left_out: str
+) -> None:
+    export = json.loads(as_json(service, ATTRIBUTES, ATTRIBUTES, {}))
+    _, ours, other = export["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    del ours[left_out], other[left_out]
+    rejected, why = send(client, json.dumps(export).encode(), JSON)
+    assert rejected == 1
+    assert "span 2: " in why
+    assert len(records(client, service)) == 1
+
+
 @pytest.mark.parametrize(
     ("content", "media_type", "status", "words"),
     [
