@@ -72,13 +72,17 @@ def record_line(span: Span) -> bytes:
     The same span is the same record, however often it is exported.
     """
     values: dict[str, Any] = {
-        "record_id": uuid5(NAMESPACE_URL, f"otlp:{span.trace_id.lower()}:{span.span_id.lower()}"),
         "kind": "request",
         "fidelity": "request",
         "started_at": _time(span.started_ns),
         "ended_at": _time(span.ended_ns),
         "segment": DEFAULT_SEGMENT,
     }
+    if span.trace_id.strip("0") and span.span_id.strip(
+        "0"
+    ):  # else invalid, and all such spans were one record
+        ids = f"otlp:{span.trace_id.lower()}:{span.span_id.lower()}"
+        values["record_id"] = uuid5(NAMESPACE_URL, ids)
     for field, names in _SOURCES.items():
         found = next((span.attributes[name] for name in names if name in span.attributes), None)
         if found is not None:

@@ -288,7 +288,7 @@ def test_json_is_read_as_javascript_writes_it(client: httpx.Client, service: str
     assert [record["steps"] for record in records(client, service)] == [3]
 
 
-@pytest.mark.parametrize("left_out", ["startTimeUnixNano", "endTimeUnixNano"])
+@pytest.mark.parametrize("left_out", ["traceId", "spanId", "startTimeUnixNano", "endTimeUnixNano"])
 def test_what_an_exporter_leaves_out_costs_only_its_own_span(
     client: httpx.Client, service: str, left_out: str
 ) -> None:
@@ -299,6 +299,21 @@ def test_what_an_exporter_leaves_out_costs_only_its_own_span(
     assert rejected == 1
     assert "span 2: " in why
     assert len(records(client, service)) == 1
+
+
+@pytest.mark.parametrize("media_type", [PROTOBUF, JSON])
+@pytest.mark.parametrize("ids", [{"traceId": ""}, {"spanId": "0" * 16}])
+def test_spans_without_ids_are_not_taken_for_one_record(
+    client: httpx.Client, service: str, media_type: str, ids: dict[str, str]
+) -> None:
+    export = json.loads(as_json(service, ATTRIBUTES, ATTRIBUTES))
+    for span in export["resourceSpans"][0]["scopeSpans"][0]["spans"]:
+        span |= {"traceId": "5b8efff798038103d269b633813fc60c"} | ids
+    body = json.dumps(export).encode()
+    rejected, why = send(client, as_protobuf(body) if media_type == PROTOBUF else body, media_type)
+    assert rejected == 2
+    assert "span 1: record_id" in why
+    assert records(client, service) == []
 
 
 @pytest.mark.parametrize(
