@@ -31,12 +31,14 @@ class ConnectionLimits:
     the process may open: the rest is for the database, files, and outgoing connections. `header_seconds`:
     from a connection's opening, or the first byte of its next request, to the end of the headers.
     `unread_seconds`: how long an answer of which the client reads nothing is kept before the connection is
-    closed."""
+    closed. `keepalive_seconds`: how long a connection without a request stays open: longer than exporters
+    pause, so that none sends on one that is just being closed."""
 
     most: int = 512
     header_seconds: float = 10.0
     unread_seconds: float = 30.0
     share_of_descriptors: float = 0.5
+    keepalive_seconds: int = 75
 
     @property
     def allowed(self) -> int:
@@ -212,6 +214,7 @@ class _BoundedH11(Bounded, H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._answered_at = self.loop.time()
+        self.timeout_keep_alive = self.limits.keepalive_seconds
         super().connection_made(transport)
 
     def on_response_complete(self) -> None:

@@ -17,7 +17,6 @@ from driftguard_http import Bounded, ConnectionLimits
 
 LONGEST_HEADER: Final = 65_536
 MOST_HEADER_BYTES: Final = 131_072  # of a request, its first line included
-KEEPALIVE_SECONDS: Final = 75.0
 HEADER_SECONDS: Final = 30.0
 UNREAD_SECONDS: Final = 300.0
 SHARE_OF_DESCRIPTORS: Final = 0.4  # each may have another one upstream, which may stay open longer
@@ -74,7 +73,7 @@ class _Connection(Bounded, RequestHandler):
             loop=asyncio.get_running_loop(),
             access_log=None,  # type: ignore[arg-type]
             auto_decompress=False,
-            keepalive_timeout=KEEPALIVE_SECONDS,
+            keepalive_timeout=server.limits.keepalive_seconds,
             max_line_size=LONGEST_HEADER,
             max_field_size=LONGEST_HEADER,
         )

@@ -15,6 +15,7 @@ import httpx
 import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from driftguard_http import Bounded, ConnectionLimits, bounded_protocol
 from tests.alerting.http_receiver import wait_until
@@ -104,6 +105,18 @@ def test_a_second_request_on_a_connection_may_not_drip_either() -> None:
             answer += part
         one.sendall(b"GET / HTTP/1.1\r\n")
         assert has_ended(one)
+
+
+def test_a_connection_is_kept_for_longer_than_exporters_pause() -> None:
+    """Five seconds between batches of spans, a minute between metrics: a request that meets a connection just
+    being closed fails, and not all exporters send it again."""
+    with serving(ConnectionLimits()) as (server, address), httpx.Client() as client:
+        assert client.get(f"http://{address[0]}:{address[1]}/").text == "ok"
+        (connection,) = server.server_state.connections
+        assert isinstance(connection, H11Protocol)
+        wait_until(lambda: connection.timeout_keep_alive_task is not None, "the answer to be complete")
+        assert connection.timeout_keep_alive_task is not None
+        assert connection.timeout_keep_alive_task.when() - connection.loop.time() > 61
 
 
 def test_whoever_opens_many_connections_shuts_nobody_else_out() -> None:
