@@ -1,4 +1,4 @@
-"""What was rejected of exports, in the log: many exporters do not look at a partial success."""
+"""What was rejected of exports, in the log: many exporters tell nobody of a partial success or a refusal."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ class RejectionLog:
 
     def __init__(self) -> None:
         self._rejected: Counter[str] = Counter()
+        self._refused: Counter[str] = Counter()
         self._quiet_until: dict[str, float] = {}
 
     def note(self, things: str, rejected: int, reasons: str) -> None:
@@ -24,7 +25,19 @@ class RejectionLog:
         if not rejected:
             return
         self._rejected[things] += rejected
-        now = time.monotonic()
-        if now >= self._quiet_until.get(things, 0.0):
-            self._quiet_until[things] = now + SECONDS
+        if self._is_due(things):
             _log.warning("otlp_rejected", things=things, rejected=self._rejected.pop(things), reasons=reasons)
+
+    def note_refused(self, path: str, status: int, reason: str) -> None:
+        """A whole export, which its exporter does not send again."""
+        self._refused[path] += 1
+        if self._is_due(path):
+            exports = self._refused.pop(path)
+            _log.warning("otlp_refused", path=path, exports=exports, status=status, reason=reason)
+
+    def _is_due(self, subject: str) -> bool:
+        now = time.monotonic()
+        if now < self._quiet_until.get(subject, 0.0):
+            return False
+        self._quiet_until[subject] = now + SECONDS
+        return True

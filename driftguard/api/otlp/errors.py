@@ -16,6 +16,7 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
+from driftguard.api.context import get_context
 from driftguard.api.otlp.encoding import JSON, PROTOBUF
 from driftguard.api.problems import (
     MalformedBody,
@@ -107,6 +108,8 @@ def _told(request: Request, error: DriftGuardError) -> Response:
 
 def status_response(request: Request, status: int, message: str, headers: dict[str, str]) -> Response:
     """A google.rpc.Status in the encoding of the request."""
+    if status < HTTPStatus.INTERNAL_SERVER_ERROR and status != HTTPStatus.TOO_MANY_REQUESTS:
+        get_context(request).otlp_rejections.note_refused(request.url.path, status, message)
     code = _CODES.get(status, _INTERNAL)
     is_bad = status == HTTPStatus.BAD_REQUEST
     body = _status_protobuf(code, message, is_bad=is_bad) if media_type(request) == PROTOBUF else None

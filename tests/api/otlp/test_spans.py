@@ -223,6 +223,28 @@ def test_what_is_rejected_is_in_the_log_of_the_sidecar_once_a_minute(
     assert "driftguard.seggment" in line["reasons"]
 
 
+@pytest.mark.parametrize(
+    ("content", "media_type", "status", "reason"),
+    [
+        (b"{oops", JSON, 400, "ExportTraceServiceRequest"),
+        (b"a" * 6_000_001, JSON, 413, "larger than 6000000 bytes"),
+        (b"", "text/plain", 415, "text/plain"),
+    ],
+)
+def test_an_export_that_is_refused_whole_is_in_the_log_of_the_sidecar_once_a_minute(
+    database: Database, tmp_path: Path, content: bytes, media_type: str, status: int, reason: str
+) -> None:
+    """OpenTelemetry's SDK for JavaScript says nothing of it unless a logger is set."""
+    headers = {"Content-Type": media_type}
+    with structlog.testing.capture_logs() as logs, running_sidecar(database, tmp_path) as client:
+        for _ in range(3):
+            assert client.post("/v1/traces", content=content, headers=headers).status_code == status
+    (line,) = [line for line in logs if line["event"] == "otlp_refused"]
+    told = (line["log_level"], line["path"], line["status"], line["exports"])
+    assert told == ("warning", "/v1/traces", status, 1)
+    assert reason in line["reason"]
+
+
 @pytest.mark.parametrize("value", [{"intValue": "NaN"}, {"doubleValue": "warm"}])
 def test_a_number_that_is_none_costs_only_its_own_span(
     client: httpx.Client, service: str, value: dict[str, str]
