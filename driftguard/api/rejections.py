@@ -9,6 +9,10 @@ from typing import Final
 import structlog
 
 SECONDS: Final = 60.0  # between two lines about the same signal
+_WITHOUT_COUNTS: Final = (
+    "no record is made of spans without driftguard.drafted_tokens (docs/otlp.md). Instrumentations of "
+    "clients do not see what was accepted: the proxy records it (docs/proxy.md)"
+)
 _log = structlog.get_logger(__name__)
 
 
@@ -19,6 +23,7 @@ class RejectionLog:
         self._rejected: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
         self._quiet_until: dict[str, float] = {}
+        self._is_settled = False
 
     def note(self, things: str, rejected: int, reasons: str) -> None:
         """`things`: spans or data points. `reasons`: why, as the answer says it."""
@@ -34,6 +39,12 @@ class RejectionLog:
         if self._is_due(path):
             exports = self._refused.pop(path)
             _log.warning("otlp_refused", path=path, exports=exports, status=status, reason=reason)
+
+    def note_spans(self, *, with_counts: bool, of_generations: bool) -> None:
+        """Says once that spans of generations arrive and none of them has counts."""
+        if of_generations and not (with_counts or self._is_settled):
+            _log.warning("otlp_spans_without_counts", hint=_WITHOUT_COUNTS)
+        self._is_settled |= with_counts or of_generations
 
     def _is_due(self, subject: str) -> bool:
         now = time.monotonic()

@@ -66,7 +66,9 @@ async def export_traces(request: Request, context: Annotated[Context, Depends(ge
     """
     counted = context.metrics.ingest.records.labels
     async with _read(request, context) as (kind, body):
-        batch, ignored = await run_in_threadpool(_parse, kind, body, context.settings, datetime.now(UTC))
+        batch, ignored, telling = await run_in_threadpool(
+            _parse, kind, body, context.settings, datetime.now(UTC)
+        )
         context.metrics.ingest.otlp_ignored_spans.inc(ignored)
         counted("refused").inc(len(batch.errors))
         result = await asyncio.wrap_future(context.ingest.submit(batch.records))
@@ -76,6 +78,7 @@ async def export_traces(request: Request, context: Annotated[Context, Depends(ge
     counted("refused").inc(len(errors) - len(batch.errors))
     told = "; ".join(_told(error) for error in errors[:REASONS])
     context.otlp_rejections.note("spans", len(errors), told)
+    context.otlp_rejections.note_spans(with_counts=bool(batch.records or errors), of_generations=telling)
     return Response(TRACES.answer(kind, len(errors), told), media_type=kind)
 
 
@@ -125,12 +128,13 @@ async def _read(request: Request, context: Context) -> AsyncIterator[tuple[str, 
         yield kind, body
 
 
-def _parse(kind: str, body: Body, settings: Settings, now: datetime) -> tuple[ParsedBatch, int]:
-    """The records, and the number of spans without one. Raises MalformedBody, MissingExtra, TooLarge."""
+def _parse(kind: str, body: Body, settings: Settings, now: datetime) -> tuple[ParsedBatch, int, bool]:
+    """The records, the number of spans without one, and whether a generation is among those of an export in
+    which all are without. Raises MalformedBody, MissingExtra, TooLarge."""
     spans = TRACES.read(kind, body, settings.ingest)
     ours = [span for span in spans if span.is_ours]
     lines = [record_line(span) for span in ours[: settings.ingest.max_batch_records + 1]]  # more is refused
     if not lines:
-        return ParsedBatch(), len(spans)
+        return ParsedBatch(), len(spans), any(span.is_of_generation for span in spans)
     batch = parse_batch(b"\n".join(lines), "application/x-ndjson", settings, now)
-    return batch, len(spans) - len(ours)
+    return batch, len(spans) - len(ours), False

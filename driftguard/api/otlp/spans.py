@@ -65,6 +65,10 @@ class Span:
     def is_ours(self) -> bool:
         return MARK in self.attributes
 
+    @property
+    def is_of_generation(self) -> bool:
+        return any(name.startswith((PREFIX, "gen_ai.", "llm.")) for name in self.attributes)
+
 
 def record_line(span: Span) -> bytes:
     """The span as a line of POST /api/v1/records, not yet checked.

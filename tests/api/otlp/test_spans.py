@@ -245,6 +245,28 @@ def test_an_export_that_is_refused_whole_is_in_the_log_of_the_sidecar_once_a_min
     assert reason in line["reason"]
 
 
+@pytest.mark.parametrize(
+    ("spans", "said"),
+    [
+        ([{"gen_ai.operation.name": "chat", "gen_ai.usage.output_tokens": 53}], True),
+        ([{"openinference.span.kind": "LLM", "llm.token_count.completion": 53}], True),
+        ([{"driftguard.drafted": 12, "driftguard.accepted_tokens": 6}], True),  # misspelt
+        ([{"http.request.method": "POST"}], False),
+        ([ATTRIBUTES, {"gen_ai.operation.name": "chat"}], False),
+    ],
+)
+def test_the_log_says_once_that_spans_of_generations_have_no_counts(
+    database: Database, tmp_path: Path, service: str, spans: list[dict[str, Any]], said: bool
+) -> None:
+    """Instrumentations of OpenAI's client tell of tokens, and not of what was accepted."""
+    with structlog.testing.capture_logs() as logs, running_sidecar(database, tmp_path) as client:
+        for _ in range(3):
+            assert send(client, as_json(service, *spans), JSON) == (0, "")
+    lines = [line for line in logs if line["event"] == "otlp_spans_without_counts"]
+    assert len(lines) == said
+    assert all("driftguard.drafted_tokens" in line["hint"] for line in lines)
+
+
 @pytest.mark.parametrize("value", [{"intValue": "NaN"}, {"doubleValue": "warm"}])
 def test_a_number_that_is_none_costs_only_its_own_span(
     client: httpx.Client, service: str, value: dict[str, str]
