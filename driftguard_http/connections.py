@@ -19,10 +19,17 @@ from collections.abc import MutableSet
 from dataclasses import dataclass
 from typing import Any, Final
 
+import structlog
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 _SHARE_CLOSED: Final = 1 / 64  # of the connections allowed, at once: the search for them looks at all
 _LOOKS_SECONDS: Final = 1.0  # between two looks at an answer that waits for its reader
+_HTTP_2: Final = b"PRI * HTTP/2.0\r\n"  # begins each of its connections (RFC 9113 section 3.4)
+_NO_HTTP_2: Final = (
+    "this server speaks HTTP/1.1 and no gRPC; exporters of OpenTelemetry need "
+    "OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf or http/json"
+)
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +202,7 @@ def bounded_protocol(limits: ConnectionLimits) -> type[asyncio.Protocol]:
 
 class _BoundedH11(Bounded, H11Protocol):
     _answered_at: float
+    _is_http_2_told = False  # by the server's class
 
     @property
     def peers(self) -> MutableSet[Any]:
@@ -216,6 +224,15 @@ class _BoundedH11(Bounded, H11Protocol):
         self._answered_at = self.loop.time()
         self.timeout_keep_alive = self.limits.keepalive_seconds
         super().connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self.cycle is None and data.startswith(_HTTP_2):
+            if not self._is_http_2_told:
+                type(self)._is_http_2_told = True  # gRPC tries again every few seconds
+                _log.warning("http_2_refused", hint=_NO_HTTP_2)
+            self.send_400_response(_NO_HTTP_2)
+            return
+        super().data_received(data)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

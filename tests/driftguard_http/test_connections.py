@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+import structlog
 import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -209,4 +210,24 @@ def test_an_offer_of_http_2_is_not_warned_of_at_each_request(caplog: pytest.LogC
         answer = httpx.get(f"http://{host}:{port}/", headers=offer)
         logging.getLogger("uvicorn.error").removeHandler(caplog.handler)
     assert (answer.status_code, answer.text) == (200, "ok")
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == []
+
+
+def test_grpc_is_refused_with_what_to_set_instead(caplog: pytest.LogCaptureFixture) -> None:
+    """An exporter that speaks it begins a new connection every few seconds."""
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+    with structlog.testing.capture_logs() as logs, serving(ConnectionLimits()) as (_, address):
+        logging.getLogger("uvicorn.error").addHandler(caplog.handler)
+        for _ in range(3):
+            with socket.create_connection(address, 30) as connection:
+                connection.sendall(preface)
+                answer = b""
+                while part := connection.recv(65_536):
+                    answer += part
+            assert answer.startswith(b"HTTP/1.1 400 ")
+            assert b"OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf" in answer
+        logging.getLogger("uvicorn.error").removeHandler(caplog.handler)
+        assert is_answered(address)
+    (line,) = logs
+    assert (line["event"], line["log_level"]) == ("http_2_refused", "warning")
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == []
