@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -70,10 +71,12 @@ def _points(metric: Any, plain: Attributes) -> Iterator[Point]:
 
 
 def _number(point: Any) -> float:
-    is_integer = (
-        point.as_int is not None if isinstance(point, _Point) else point.WhichOneof("value") == "as_int"
-    )
-    return float(point.as_int if is_integer else point.as_double or 0.0)
+    """NaN if the point has none: JavaScript writes NaN and Infinity as null in JSON."""
+    if isinstance(point, _Point):
+        kind = next((kind for kind in ("as_int", "as_double") if getattr(point, kind) is not None), None)
+    else:
+        kind = point.WhichOneof("value")
+    return math.nan if kind is None else float(getattr(point, kind))
 
 
 def _sum_and_count(point: Any) -> tuple[tuple[str, float], ...]:

@@ -277,6 +277,27 @@ def test_a_nul_costs_no_other_server_of_the_export_its_state(client: httpx.Clien
     assert source(client, "nul-inside")["detail"] == "driftguard.: unknown metric"
 
 
+@encodings
+def test_a_point_without_a_number_is_rejected_and_not_taken_for_0(
+    client: httpx.Client, media_type: str
+) -> None:
+    """So JavaScript writes NaN in JSON. A counter at 0 would be a restart of the server."""
+    engine, at, server = FakeVllm(), time.time_ns() - 10**10, f"no-number-{media_type[-4:]}"
+    send(client, exported(engine.text(), at, service__instance__id=server), media_type)
+    engine.serve([3] * 10)
+    wrong = exported(engine.text(), at + 10**9, service__instance__id=server)
+    metrics = {metric.name: metric for metric in wrong.resource_metrics[0].scope_metrics[0].metrics}
+    steps = next(metric for name, metric in metrics.items() if name.startswith("vllm:spec_decode_num_drafts"))
+    steps.sum.data_points[0].ClearField("as_double")
+    rejected, why = send(client, wrong, media_type)
+    assert rejected == 1
+    assert f"{steps.name}: nan is not a count" in why
+    engine.serve([3] * 10)
+    right = exported(engine.text(), at + 2 * 10**9, service__instance__id=server)
+    assert send(client, right, media_type) == (0, "")
+    assert [counts(record)[0] for record in windows(client, server)] == [20]
+
+
 def test_metrics_of_others_are_ignored_and_counted(client: httpx.Client) -> None:
     request = exported("http_requests_total 7\n", time.time_ns(), service__name="web")
     before = ignored(client)
