@@ -35,9 +35,10 @@ class RejectionLog:
 
     def note_refused(self, path: str, status: int, reason: str) -> None:
         """A whole export, which its exporter does not send again."""
-        self._refused[path] += 1
-        if self._is_due(path):
-            exports = self._refused.pop(path)
+        kind = f"{path} {status}"
+        self._refused[kind] += 1
+        if self._is_due(kind):
+            exports = self._refused.pop(kind)
             _log.warning("otlp_refused", path=path, exports=exports, status=status, reason=reason)
 
     def note_spans(self, *, with_counts: bool, of_generations: bool) -> None:

@@ -239,7 +239,10 @@ def test_an_export_that_is_refused_whole_is_in_the_log_of_the_sidecar_once_a_min
     with structlog.testing.capture_logs() as logs, running_sidecar(database, tmp_path) as client:
         for _ in range(3):
             assert client.post("/v1/traces", content=content, headers=headers).status_code == status
-    (line,) = [line for line in logs if line["event"] == "otlp_refused"]
+        foreign = client.post("/v1/traces", headers=headers | {"Origin": "http://other.example"})
+        assert foreign.status_code == 403
+    line, other = (line for line in logs if line["event"] == "otlp_refused")
+    assert (other["status"], other["exports"]) == (403, 1)
     told = (line["log_level"], line["path"], line["status"], line["exports"])
     assert told == ("warning", "/v1/traces", status, 1)
     assert reason in line["reason"]
