@@ -112,7 +112,8 @@ class _Connection(Bounded, RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         requests, awaited_body = self._request_count, self.awaits_body
-        self._newest_bytes = (self._newest_bytes + data)[-len(_LAST_CHUNK) :]
+        newest = data[-len(_LAST_CHUNK) :]
+        self._newest_bytes = (self._newest_bytes + newest)[-len(_LAST_CHUNK) :]
         super().data_received(data)
         if self._request_count > requests:
             if self.awaits_body:  # no new request can have arrived: this is a parser error,
