@@ -82,9 +82,8 @@ def record_line(span: Span) -> bytes:
         "ended_at": _time(span.ended_ns),
         "segment": DEFAULT_SEGMENT,
     }
-    if span.trace_id.strip("0") and span.span_id.strip(
-        "0"
-    ):  # else invalid, and all such spans were one record
+    # Ids of zeros are invalid (OTLP), and would make all such spans one record.
+    if span.trace_id.strip("0") and span.span_id.strip("0"):
         ids = f"otlp:{span.trace_id.lower()}:{span.span_id.lower()}"
         values["record_id"] = uuid5(NAMESPACE_URL, ids)
     for field, names in _SOURCES.items():
