@@ -119,7 +119,7 @@ class Engine:
         self.lost: str | None = None  # why this process can no longer use the device; None: it can
         self._turns = Turns()  # of steps, and of what must not run beside one
         self._loading, self._swapping = threading.Lock(), threading.Lock()
-        self._no_more_drafts = threading.Event()
+        self._no_more_drafts, self._has_failed = threading.Event(), False
         self._changed = threading.Condition()  # guards the next three fields
         self._inbox: deque[tuple[Request, Moment]] = deque()
         self._known: set[str] = set()
@@ -132,8 +132,8 @@ class Engine:
         """Loads a draft, not yet in service, and prepares its steps while requests run.
 
         Where its version is loaded already, that one stays; of others that have never served the oldest are
-        freed. One at a time: a second call waits. Raises
-        InvalidModel, and EngineUnavailable after `stop_loading`.
+        freed. One at a time: a second call waits. Raises InvalidModel; after `stop_loading`
+        EngineUnavailable, or EngineError where the engine has failed.
         """
         with self._loading:
             self._check_loads()
@@ -166,12 +166,16 @@ class Engine:
         held.append(("target", self.target_directory))
         device_memory.check_fits(self.config, self._placement, free, [("draft", directory)], held)
 
-    def stop_loading(self) -> None:
-        """The draft that is being loaded is given up, soon, and no other is loaded."""
+    def stop_loading(self, *, failed: bool = False) -> None:
+        """The draft that is being loaded is given up, soon, and no other is loaded. `failed`: the engine has,
+        for which that draft may be the reason."""
+        self._has_failed = self._has_failed or failed
         self._no_more_drafts.set()
 
     def _check_loads(self) -> None:
         if self._no_more_drafts.is_set():
+            if self._has_failed:
+                raise EngineError("draft: not loaded, because the engine has failed")
             raise EngineUnavailable("draft: not loaded, because the engine stops")
 
     def _prepare(self, drafter: Drafter | None) -> None:

@@ -23,6 +23,7 @@ class EngineStub:
     hold: the call is answered only after `release`; "activate" takes effect first, "load" does not.
     lose: the call takes effect and the connection is closed without an answer.
     refuse: the call is answered with 500 and has no effect.
+    stops: it ends, and takes no draft any more: 503.
     """
 
     def __init__(self, target: Path, draft: Path) -> None:
@@ -39,6 +40,7 @@ class EngineStub:
         self.started_at = time.monotonic() - 3_600
         self.calls: list[str] = []
         self.hold = self.lose = self.refuse = ""
+        self.stops = False
         self.held = threading.Event()
         self.release = threading.Event()
         self.url = ""
@@ -68,6 +70,7 @@ class EngineStub:
         """As a process that keeps nothing over a restart."""
         self.serving, self.loaded, self.activated = self.first, {self.first["version"]: self.first}, False
         self.started_at = time.monotonic()
+        self.stops = False
 
     def wait(self) -> None:
         self.held.set()
@@ -86,6 +89,10 @@ def running(stub: EngineStub) -> Iterator[EngineStub]:
             stub.calls.append(call)
             if stub.refuse == call:
                 self.answer(500, {"title": "Internal error", "detail": "out of memory"})
+                return
+            if stub.stops and call == "load":
+                told = "draft: not loaded, because the engine stops"
+                self.answer(503, {"status": 503, "detail": told, "code": "engine_unavailable"})
                 return
             if stub.hold == call == "load":
                 stub.wait()

@@ -14,6 +14,7 @@ from driftguard.masking import Secrets, address, secrets_of_url
 from driftguard.settings import EngineSettings, Settings
 
 _TIMEOUT_SECONDS = 60.0
+_STOPS = "engine_unavailable"
 _LOAD_TIMEOUT_SECONDS = 600.0  # the weights are read, then prepared between the steps of running requests
 
 
@@ -22,6 +23,10 @@ class EngineRefused(DriftGuardError):
 
     status = 502
     title = "Engine refused"
+
+
+class EngineStops(EngineRefused):
+    """The engine is ending as it was told to and takes no draft any more; once it serves again, it may."""
 
 
 class EngineDraft(msgspec.Struct, frozen=True):
@@ -110,8 +115,11 @@ class EngineAdmin:
             told = self._secrets.masked(str(error))
             raise EngineRefused(f"the engine at {self._shown} cannot be reached: {told}") from error
         if not answer.is_success:
-            detail = self._secrets.masked(_detail(answer))
-            raise EngineRefused(
+            problem = _problem(answer)
+            detail = self._secrets.masked(problem.detail or answer.text[:200])
+            # The engine's own word: what stands before it answers 503 too where the engine has just ended.
+            stops = answer.status_code == httpx.codes.SERVICE_UNAVAILABLE and problem.code == _STOPS
+            raise (EngineStops if stops else EngineRefused)(
                 f"the engine at {self._shown} answered {path} with {answer.status_code}: {detail}"
             )
         return answer.content
@@ -124,8 +132,15 @@ def _decode(content: bytes, kind: type[Answer]) -> Answer:
         raise EngineRefused(f"this is not an answer of a DriftGuard engine: {error}") from error
 
 
-def _detail(answer: httpx.Response) -> str:
+class _Problem(msgspec.Struct):
+    """What of a refusal is read (RFC 9457)."""
+
+    detail: str = ""
+    code: str = ""
+
+
+def _problem(answer: httpx.Response) -> _Problem:
     try:
-        return str(msgspec.json.decode(answer.content, type=dict[str, Any])["detail"])
-    except (msgspec.DecodeError, KeyError):
-        return answer.text[:200]
+        return msgspec.json.decode(answer.content, type=_Problem)
+    except msgspec.DecodeError:
+        return _Problem()

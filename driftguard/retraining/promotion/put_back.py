@@ -15,7 +15,13 @@ from uuid import UUID
 import structlog
 from sqlalchemy.orm import Session
 
-from driftguard.retraining.engines.engine_admin import EngineAdmin, EngineDraft, EngineInfo, EngineRefused
+from driftguard.retraining.engines.engine_admin import (
+    EngineAdmin,
+    EngineDraft,
+    EngineInfo,
+    EngineRefused,
+    EngineStops,
+)
 from driftguard.retraining.training import checksums
 from driftguard.store import drafts, retrain_runs
 from driftguard.store.database import Database
@@ -47,7 +53,11 @@ def put_back_if_lost(database: Database, admin: EngineAdmin, info: EngineInfo, n
     serving, obstacle = info.draft, _obstacle(lost, info, now)
     if obstacle is None:
         _store_given(database, lost, now)  # before: an engine that it ends is not given it again
-        serving, obstacle = _put_back(admin, lost, digest)
+        try:
+            serving, obstacle = _put_back(admin, lost, digest)
+        except EngineStops:
+            _store_given(database, lost, lost.promoted_at)
+            raise
         if obstacle is not None:
             _store_given(database, lost, lost.promoted_at)
     told = f"{LOST}, found at {now:%Y-%m-%d %H:%M:%S} UTC"
@@ -61,13 +71,15 @@ def put_back_if_lost(database: Database, admin: EngineAdmin, info: EngineInfo, n
 
 
 def _put_back(admin: EngineAdmin, lost: Draft, digest: str | None) -> tuple[EngineDraft, str | None]:
-    """What serves then, and why that is another one. Raises EngineRefused: the engine is away."""
+    """What serves then, and why that is another one. Raises EngineStops, or EngineRefused: it is away."""
     directory = Path(lost.directory or "")
     try:
         if directory.is_dir():  # else the engine alone sees them, and verifies them
             checksums.verify_if_known(directory, digest)
         admin.load(directory, lost.version)
         return admin.activate(lost.version), None
+    except EngineStops:
+        raise
     except (EngineRefused, checksums.DraftChanged) as error:
         serving = admin.info().draft  # the answer may be lost although the engine acted
         return serving, None if serving.version == lost.version else error.detail

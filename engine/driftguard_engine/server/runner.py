@@ -179,7 +179,7 @@ class EngineRunner:
 
     def _fail(self, error: BaseException) -> None:
         self.failure = error
-        self._engine.stop_loading()
+        self._engine.stop_loading(failed=True)
         unavailable = EngineUnavailable(f"the engine has failed ({error}); the request is lost")
         for submission in set(self._submissions.values()):
             submission.put(unavailable)

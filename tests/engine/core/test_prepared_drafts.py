@@ -13,7 +13,14 @@ from typing import Any
 import pytest
 import torch
 from driftguard_engine import engine as engine_module
-from driftguard_engine.core import DraftInfo, EngineUnavailable, InvalidModel, Request, UnknownDraft
+from driftguard_engine.core import (
+    DraftInfo,
+    EngineError,
+    EngineUnavailable,
+    InvalidModel,
+    Request,
+    UnknownDraft,
+)
 from driftguard_engine.decode.graphs import Runners
 from driftguard_engine.decode.step import Shape
 from driftguard_engine.drafters.base import Drafter
@@ -194,6 +201,18 @@ def test_an_engine_that_stops_gives_up_what_it_prepares(
         with pytest.raises(EngineUnavailable, match="draft: not loaded, because the engine stops"):
             each.result(PATIENCE_SECONDS)
     assert (engine.drafts, made.by, len(gate.waiting)) == ([first], [], 1)
+
+
+def test_an_engine_that_has_failed_does_not_say_that_it_stops(
+    new_engine: Callable[..., Engine], models: Path
+) -> None:
+    """The draft that is being loaded may be why it has: it must not be loaded again by itself."""
+    engine = new_engine()
+    engine.stop_loading(failed=True)
+    engine.stop_loading()
+    with pytest.raises(EngineError, match="draft: not loaded, because the engine has failed") as refused:
+        engine.load_draft(str(models / "llama"), "v2")
+    assert (refused.value.status, refused.value.code) == (500, "internal_error")
 
 
 def test_a_draft_that_the_memory_has_no_room_for_is_refused_and_leaves_nothing(

@@ -45,7 +45,7 @@ class FakeEngine(Engine):
         self.activated = False
         self._started_at = time.monotonic()
         self.request_error: str | None = None
-        self.stopped_loading = False
+        self.stopped_loading = ""
         self.aborted: list[str] = []
         self.seen: list[Request] = []
         self._wake = threading.Condition()
@@ -67,8 +67,8 @@ class FakeEngine(Engine):
                 self._to_abort.add(request_id)
                 self._wake.notify_all()
 
-    def stop_loading(self) -> None:
-        self.stopped_loading = True
+    def stop_loading(self, *, failed: bool = False) -> None:
+        self.stopped_loading = "failed" if failed else "stopped"
 
     def has_work(self) -> bool:
         with self._wake:

@@ -83,7 +83,7 @@ def test_a_dead_engine_fails_its_requests_and_says_so(fake: FakeEngine) -> None:
         assert "device lost" in health.json()["detail"]
         refused = client.post("/v1/completions", json={"prompt": "a"})
         assert refused.status_code == 503
-        assert fake.stopped_loading
+        assert fake.stopped_loading == "failed"
 
 
 @pytest.mark.usefixtures("dead_for_long")

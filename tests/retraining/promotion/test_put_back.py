@@ -240,6 +240,21 @@ def test_one_whose_loading_ended_the_engine_is_not_loaded_again(
     assert "so that it may be what ended it" in (the_run(drifted, promoted).reason or "")
 
 
+def test_an_engine_that_is_stopping_gets_it_after_its_next_start(
+    drifted: Drifted, promoted: UUID, engine: EngineStub
+) -> None:
+    """It is restarted twice, as by a deployment that is corrected at once."""
+    promoted_an_hour_ago(drifted)
+    engine.start_again()
+    engine.stops = True
+    with pytest.raises(EngineRefused, match="the engine stops"):
+        settle(drifted.database, drifted.settings, "engine-1")
+    assert states(drifted) == {drifted.parent: "retired", CANDIDATE: "in_service"}
+    start_again(drifted, engine)
+    assert engine.serving["version"] == CANDIDATE
+    assert the_run(drifted, promoted).state == "watching"
+
+
 def test_one_whose_activation_was_done_and_not_answered_is_in_service(
     drifted: Drifted, promoted: UUID, engine: EngineStub
 ) -> None:
