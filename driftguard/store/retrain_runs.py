@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
 from uuid import UUID
@@ -187,6 +188,12 @@ def add_to_reason(session: Session, run_id: UUID, told: str, *, instead_of: str 
         reason = func.regexp_replace(reason, f"(^|; ){instead_of}[^;]*", "", "g")
     reason = func.concat_ws("; ", func.nullif(reason, ""), told)
     session.execute(update(RetrainRun).where(RetrainRun.id == run_id).values(reason=reason))
+
+
+def set_put_back_at(session: Session, run_id: UUID, times: tuple[datetime, ...]) -> None:
+    """When its draft was put back into service. Locked, because a fold may advance its watch."""
+    run = session.get_one(RetrainRun, run_id, with_for_update=True)
+    run.numbers = replace(numbers_of(run), put_back_at=times)
 
 
 def store_nothing_to_do(session: Session, run: RetrainRun) -> UUID:

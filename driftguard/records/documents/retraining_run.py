@@ -167,7 +167,8 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunNumbers:
-    """The numbers of a run so far, including those behind the gate's decision."""
+    """The numbers of a run so far, including those behind the gate's decision. put_back_at: when its draft,
+    which the engine had lost, was put back into service last, and before that within a day."""
 
     checksums_sha256: str | None = None  # the digest of the candidate's list of checksums
     requests: RequestCounts | None = None
@@ -177,6 +178,7 @@ class RunNumbers:
     gate: Decision | None = None
     watch: Watch | None = None
     rollout: Rollout | None = None
+    put_back_at: tuple[datetime, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from uuid import UUID
 import structlog
 from sqlalchemy.orm import Session
 
+from driftguard.records.documents.retraining_run import RunNumbers
 from driftguard.retraining.engines.engine_admin import (
     EngineAdmin,
     EngineDraft,
@@ -27,8 +28,13 @@ from driftguard.store import drafts, retrain_runs
 from driftguard.store.database import Database
 from driftguard.store.tables import Draft
 
-# A draft that had served for less, when its engine was started again, may be what ended it.
+# A draft that had served for less, when its engine was started again, may be what ended it; the second holds
+# once it was put back. What ends its engine only later is told by the number of times: engines are started
+# again for ordinary reasons too, some of them several times a day.
 SERVED_AT_LEAST: Final = timedelta(minutes=5)
+SERVED_AGAIN_AT_LEAST: Final = timedelta(hours=1)
+MOST_A_DAY: Final = 4
+A_DAY: Final = timedelta(days=1)
 LOST: Final = "the engine was started again and lost it"
 log = structlog.get_logger(__name__)
 
@@ -49,17 +55,19 @@ def put_back_if_lost(database: Database, admin: EngineAdmin, info: EngineInfo, n
         if lost is None or lost.retrain_run_id is None:
             return None
         run = retrain_runs.find(session, lost.retrain_run_id)
-        digest = retrain_runs.numbers_of(run).checksums_sha256 if run is not None else None
-    serving, obstacle = info.draft, _obstacle(lost, info, now)
+        numbers = retrain_runs.numbers_of(run) if run is not None else RunNumbers()
+    put_back_at = tuple(at for at in numbers.put_back_at if at > now - A_DAY)
+    serving, obstacle = info.draft, _obstacle(lost, put_back_at, info, now)
     if obstacle is None:
-        _store_given(database, lost, now)  # before: an engine that it ends is not given it again
+        # Before: an engine that it ends is not given it again.
+        _store_given(database, lost, now, (*put_back_at, now))
         try:
-            serving, obstacle = _put_back(admin, lost, digest)
+            serving, obstacle = _put_back(admin, lost, numbers.checksums_sha256)
         except EngineStops:
-            _store_given(database, lost, lost.promoted_at)
+            _store_given(database, lost, lost.promoted_at, put_back_at)
             raise
         if obstacle is not None:
-            _store_given(database, lost, lost.promoted_at)
+            _store_given(database, lost, lost.promoted_at, put_back_at)
     told = f"{LOST}, found at {now:%Y-%m-%d %H:%M:%S} UTC"
     if obstacle is None:
         told = f"{told}, and it was put back (with --state-dir the engine keeps it)"
@@ -85,9 +93,13 @@ def _put_back(admin: EngineAdmin, lost: Draft, digest: str | None) -> tuple[Engi
         return serving, None if serving.version == lost.version else error.detail
 
 
-def _store_given(database: Database, lost: Draft, at: datetime | None) -> None:
+def _store_given(
+    database: Database, lost: Draft, at: datetime | None, put_back_at: tuple[datetime, ...]
+) -> None:
     with database.session() as session:
         drafts.in_service_anew(session, lost.id, at)
+        if lost.retrain_run_id is not None:
+            retrain_runs.set_put_back_at(session, lost.retrain_run_id, put_back_at)
 
 
 def lost_draft(session: Session, info: EngineInfo) -> Draft | None:
@@ -114,13 +126,19 @@ def _first_of(session: Session, draft: Draft) -> str | None:
     return draft.version
 
 
-def _obstacle(lost: Draft, info: EngineInfo, now: datetime) -> str | None:
-    """Why it is not even tried."""
+def _obstacle(lost: Draft, put_back_at: tuple[datetime, ...], info: EngineInfo, now: datetime) -> str | None:
+    """Why it is not even tried. `put_back_at`: within the last day."""
     if lost.directory is None:
         return "its files are gone"
+    if len(put_back_at) >= MOST_A_DAY:
+        times = f"it was put back {len(put_back_at)} times within a day, and lost each time"
+        return f"{times}, so that it may be what ends the engine"
     started_at = now - timedelta(seconds=info.uptime_seconds)
-    given_at = lost.promoted_at
-    if given_at is not None and given_at <= started_at < given_at + SERVED_AT_LEAST:
-        minutes = SERVED_AT_LEAST.total_seconds() / 60
-        return f"the engine ended within {minutes:.0f} minutes of getting it, so that it may be what ended it"
-    return None
+    if lost.promoted_at is None or started_at < lost.promoted_at:
+        return None
+    served, within = started_at - lost.promoted_at, ""
+    if served < SERVED_AT_LEAST:
+        within = f"{SERVED_AT_LEAST.total_seconds() / 60:.0f} minutes of getting it"
+    elif put_back_at and served < SERVED_AGAIN_AT_LEAST:
+        within = "an hour of getting it back"
+    return f"the engine ended within {within}, so that it may be what ended it" if within else None

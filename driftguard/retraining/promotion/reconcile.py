@@ -116,7 +116,7 @@ def settle_locked(database: Database, settings: Settings, engine: Engine, info: 
         if loss is None and all(run.candidate_version != info.draft.version for run in running):
             _tell_replaced(session, info, now)
         for run in running:
-            _settle_run(session, settings, run, info.draft, now)
+            _settle_run(session, settings, run, info.draft, now, loss)
         follow_engine(session, info.server, info.target, info.draft, now)
         if loss is not None:
             retrain_runs.add_to_reason(session, loss.run_id, loss.told, instead_of=LOST)
@@ -152,7 +152,12 @@ def _roll_back_if_worse(database: Database, admin: EngineAdmin, info: EngineInfo
 
 
 def _settle_run(
-    session: Session, settings: Settings, run: RetrainRun, serving: EngineDraft, now: datetime
+    session: Session,
+    settings: Settings,
+    run: RetrainRun,
+    serving: EngineDraft,
+    now: datetime,
+    loss: Loss | None,
 ) -> None:
     is_candidate = run.candidate_version == serving.version
     if run.state in ("promoting", "rolling_out") and is_candidate:
@@ -172,8 +177,9 @@ def _settle_run(
         finish_rollback(session, run, serving, now)
     elif not is_candidate:
         reason = f"promoted; no longer watched, because draft {serving.version} is in service now"
-        retrain_runs.end(session, run.id, "promoted", reason, now)
-        incident_notes.end_mitigation(session, run.incident_id, reason, now)
+        retrain_runs.end(session, run.id, "promoted", reason, now)  # which gets to know of a loss afterwards
+        told = reason if loss is None else f"{reason}; {loss.told}"
+        incident_notes.end_mitigation(session, run.incident_id, told, now)
 
 
 def _end_interrupted(session: Session, run: RetrainRun, serving: str, now: datetime) -> None:

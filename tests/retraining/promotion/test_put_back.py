@@ -17,7 +17,7 @@ from driftguard.retraining.engines.engine_admin import EngineRefused
 from driftguard.retraining.promotion.reconcile import settle
 from driftguard.retraining.promotion.rollback import roll_back
 from driftguard.retraining.run import retrain
-from driftguard.store import retrain_runs
+from driftguard.store import incidents, retrain_runs
 from driftguard.store.tables import Draft
 from tests.retraining.conftest import Drifted
 from tests.retraining.engine_stub import EngineStub
@@ -252,6 +252,69 @@ def test_an_engine_that_is_stopping_gets_it_after_its_next_start(
     assert states(drifted) == {drifted.parent: "retired", CANDIDATE: "in_service"}
     start_again(drifted, engine)
     assert engine.serving["version"] == CANDIDATE
+    assert the_run(drifted, promoted).state == "watching"
+
+
+def served(drifted: Drifted, since: timedelta) -> None:
+    """What has happened so far was so much earlier."""
+    with drifted.database.session() as session:
+        (draft,) = session.query(Draft).where(Draft.version == CANDIDATE)
+        draft.promoted_at = draft.promoted_at and draft.promoted_at - since
+        run = retrain_runs.find(session, draft.retrain_run_id) if draft.retrain_run_id else None
+        assert run is not None
+        numbers = retrain_runs.numbers_of(run)
+        run.numbers = replace(numbers, put_back_at=tuple(at - since for at in numbers.put_back_at))
+
+
+def test_one_that_is_lost_again_soon_after_it_was_put_back_is_not_put_back_again(
+    drifted: Drifted, promoted: UUID, engine: EngineStub
+) -> None:
+    """As where it ends its engine by a request that comes every twenty minutes."""
+    promoted_an_hour_ago(drifted)
+    start_again(drifted, engine)
+    served(drifted, timedelta(minutes=20))
+    with capture_logs() as logs:
+        start_again(drifted, engine)
+    assert (engine.serving["version"], engine.calls) == (drifted.parent, ["load", "activate"])
+    assert states(drifted) == {drifted.parent: "in_service", CANDIDATE: "retired"}
+    told = (
+        f"draft {drifted.parent} serves, and it was not put back: the engine ended within an hour of getting "
+        "it back, so that it may be what ended it"
+    )
+    assert told in (the_run(drifted, promoted).reason or "")
+    (line,) = [line for line in logs if line["event"] == "promoted draft lost"]
+    assert told in line["reason"]
+    with drifted.database.session() as session:
+        assert told in (incidents.transitions(session, drifted.incident_id)[-1].reason or "")
+
+
+def test_one_that_is_lost_every_two_hours_is_put_back_four_times_a_day_and_no_more(
+    drifted: Drifted, promoted: UUID, engine: EngineStub
+) -> None:
+    promoted_an_hour_ago(drifted)
+    for times in range(1, 5):
+        served(drifted, timedelta(hours=2))
+        start_again(drifted, engine)
+        assert (engine.serving["version"], engine.calls.count("load")) == (CANDIDATE, times)
+    served(drifted, timedelta(hours=2))
+    start_again(drifted, engine)
+    assert (engine.serving["version"], engine.calls.count("load")) == (drifted.parent, 4)
+    assert states(drifted) == {drifted.parent: "in_service", CANDIDATE: "retired"}
+    assert (
+        "it was not put back: it was put back 4 times within a day, and lost each time, so that it may be "
+        "what ends the engine"
+    ) in (the_run(drifted, promoted).reason or "")
+
+
+def test_an_engine_that_is_restarted_three_times_a_day_gets_it_back_each_time(
+    drifted: Drifted, promoted: UUID, engine: EngineStub
+) -> None:
+    promoted_an_hour_ago(drifted)
+    for _ in range(3):
+        for hours in (9, 3, 12):
+            served(drifted, timedelta(hours=hours))
+            start_again(drifted, engine)
+            assert engine.serving["version"] == CANDIDATE
     assert the_run(drifted, promoted).state == "watching"
 
 
