@@ -66,6 +66,7 @@ def attempt(
         lock.check()
         directory = workspace.draft_directory(job.settings.data_directory, version)
         checksums.verify(directory, numbers.checksums_sha256)
+        _check_same_serves(job)
         if isinstance(job.engine, EngineAdmin):
             _load(job, job.engine, run_id, version)
     except (DriftGuardError, SQLAlchemyError, OSError) as error:
@@ -270,6 +271,23 @@ def _store_decision(job: Job, run_id: UUID, version: str, decision: Decision, nu
         retrain_runs.advance(session, run_id, "evaluating", candidate_version=version, numbers=numbers)
         if not decision.promote:
             drafts.reject(session, job.info.server, job.info.target, version, datetime.now(UTC))
+
+
+def _check_same_serves(job: Job) -> None:
+    """Raises EngineRefused where the engine serves something else by now than what the candidate was made for
+    and judged against: a training takes minutes to hours."""
+    made_for, engine = job.info, job.engine
+    now = engine.info() if isinstance(engine, EngineAdmin) else engine.info_beside(made_for)
+    if (now.target, now.target_directory) != (made_for.target, made_for.target_directory):
+        raise EngineRefused(
+            f"{made_for.server} serves target {now.target} at {now.target_directory} now, not "
+            f"{made_for.target} at {made_for.target_directory}, for which the candidate was made"
+        )
+    if now.draft.version != made_for.draft.version:
+        raise EngineRefused(
+            f"draft {now.draft.version} is in service on {made_for.server} now, not "
+            f"{made_for.draft.version}, against which the candidate was judged"
+        )
 
 
 def _load(job: Job, admin: EngineAdmin, run_id: UUID, version: str) -> None:

@@ -27,7 +27,7 @@ class EngineStub:
     """
 
     def __init__(self, target: Path, draft: Path) -> None:
-        self.target = target
+        self.target, self.target_name = target, TARGET
         self.serving: dict[str, Any] = {
             "name": "draft",
             "version": model_version(draft),
@@ -48,7 +48,7 @@ class EngineStub:
     def info(self) -> dict[str, Any]:
         return {
             "server": SERVER,
-            "target": TARGET,
+            "target": self.target_name,
             "target_directory": str(self.target),
             "draft": self.serving,
             "activated": self.activated,

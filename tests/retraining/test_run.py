@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -130,6 +130,41 @@ def test_a_refusing_engine_fails_the_run_and_keeps_the_draft(drifted: Drifted, e
     assert engine.serving["version"] == drifted.parent
     assert run_of(drifted, outcome).state == "failed"
     assert state_of_draft(drifted, drifted.parent) == "in_service"
+    assert incident_states(drifted.database, drifted.incident_id) == ["open", "mitigating", "open"]
+
+
+def by_another_target(engine: EngineStub) -> str:
+    engine.target_name = "another"
+    return "engine-1 serves target another at"
+
+
+def by_the_same_target_anew(engine: EngineStub) -> str:
+    """As a revision of a model that goes by the same name."""
+    engine.target = engine.target.parent / "target-2"
+    return f"engine-1 serves target target at {engine.target} now, not target at"
+
+
+def by_another_draft(engine: EngineStub) -> str:
+    """As where somebody puts it into service."""
+    engine.serving = {**engine.serving, "version": "of-the-operator"}
+    return "draft of-the-operator is in service on engine-1 now"
+
+
+@pytest.mark.usefixtures("training_here")
+@pytest.mark.parametrize("replaced", [by_another_target, by_the_same_target_anew, by_another_draft])
+def test_what_serves_instead_by_the_time_the_candidate_is_judged_stays(
+    drifted: Drifted, engine: EngineStub, replaced: Callable[[EngineStub], str]
+) -> None:
+    """The candidate was made for, and judged against, something else."""
+    told: list[str] = []
+
+    def replace_while_judged(progress: Progress) -> None:
+        told.extend([replaced(engine)] if progress.stage == "evaluating" else [])
+
+    outcome = retrain(drifted.database, drifted.settings, on_progress=replace_while_judged)
+    assert (outcome.state, engine.calls) == ("failed", [])
+    assert told[0] in outcome.reason
+    assert run_of(drifted, outcome).state == "failed"
     assert incident_states(drifted.database, drifted.incident_id) == ["open", "mitigating", "open"]
 
 

@@ -65,6 +65,20 @@ class RestartedEngine:
                 num_speculative_tokens=self._engine.num_speculative_tokens or 0,
             )
 
+    def info_beside(self, before: EngineInfo) -> EngineInfo:
+        """As `info`; what served `before` where it is heard on, because another target may be tried beside
+        it. Raises EngineRefused."""
+        now = self.info()
+        with self._database.session() as session:
+            newest = source_activity.newest_stream(session, before.server)
+            if newest is None or newest.traffic_arrived_at is None or now.target == before.target:
+                return now
+            since = newest.traffic_arrived_at - source_activity.SILENCE
+            heard = source_activity.stream_since(
+                session, before.server, before.target, before.draft.version, since
+            )
+        return now if heard is None else before
+
     def tell(self, order: Order) -> Reply:
         """Runs the command or posts to the webhook, and waits for the answer. Raises PromotionStopped."""
         rules = self.rules

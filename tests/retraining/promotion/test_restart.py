@@ -11,14 +11,16 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID
 
+import msgspec
 import psutil
 import pytest
+from sqlalchemy import update
 
 from driftguard.errors import Conflict
 from driftguard.retraining import run
 from driftguard.retraining.engines import webhook
 from driftguard.retraining.engines.engine_admin import EngineRefused
-from driftguard.retraining.ledger.outcome import RetrainOutcome
+from driftguard.retraining.ledger.outcome import Progress, RetrainOutcome
 from driftguard.retraining.promotion.reconcile import settle
 from driftguard.retraining.promotion.rollback import roll_back
 from driftguard.retraining.tasks import RetrainingJobs
@@ -26,7 +28,7 @@ from driftguard.settings import ORDER_VARIABLES, Settings
 from driftguard.store import announced_drafts, drafts, retrain_runs, sources
 from driftguard.store.database import Database
 from driftguard.store.sources import SourceState
-from driftguard.store.tables import RetrainRun
+from driftguard.store.tables import RetrainRun, Stream
 from tests.alerting.http_receiver import Receiver, http_receiver, wait_until
 from tests.retraining.conftest import Drifted
 from tests.retraining.restarted import (
@@ -39,7 +41,7 @@ from tests.retraining.restarted import (
     script,
     serves,
 )
-from tests.retraining.world import Models, incident_states
+from tests.retraining.world import Models, incident_states, record, store
 
 pytestmark = pytest.mark.slow
 
@@ -418,3 +420,32 @@ def test_a_whole_retraining(drifted: Drifted, models: Models, tmp_path: Path) ->
         serving = drafts.in_service(session, SERVER, "target")
     assert serving is not None
     assert (serving.version, serving.directory) == (version, str(tmp_path / "data" / "drafts" / version))
+
+
+@pytest.mark.usefixtures("training_here")
+@pytest.mark.parametrize("is_beside", [False, True])
+def test_another_target_that_serves_by_the_time_the_candidate_is_judged_gets_no_restart(
+    drifted: Drifted, models: Models, tmp_path: Path, is_beside: bool
+) -> None:
+    """Unless it is tried beside the one that the candidate was made for, which is still heard."""
+    command = script(tmp_path / "restart.sh", f"touch {tmp_path}/done")
+    settings = restarted_settings(
+        tmp_path / "data", models.target, models.draft, promote_command=[command], steps=30
+    )
+
+    def replace_while_judged(progress: Progress) -> None:
+        if progress.stage == "evaluating":
+            made = record("v1", "german", 0.7, datetime.now(UTC))
+            store(drifted.database, [msgspec.structs.replace(made, target="another")])
+            with drifted.database.session() as session:
+                silent_since = datetime.now(UTC) - timedelta(minutes=0 if is_beside else 6)
+                before = Stream.draft_version == drifted.parent
+                session.execute(update(Stream).where(before).values(traffic_arrived_at=silent_since))
+
+    outcome = run.retrain(drifted.database, settings, on_progress=replace_while_judged)
+    assert (tmp_path / "done").exists() == is_beside
+    if is_beside:
+        assert outcome.state == "rolling_out"
+    else:
+        assert outcome.state == "failed"
+        assert "engine-1 serves target another at" in outcome.reason
