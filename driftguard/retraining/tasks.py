@@ -30,7 +30,7 @@ from driftguard.retraining.due import (
 from driftguard.retraining.engines.engine_admin import engine_of
 from driftguard.retraining.ledger.outcome import Trigger
 from driftguard.retraining.promotion import restart
-from driftguard.retraining.promotion.reconcile import settle
+from driftguard.retraining.promotion.reconcile import end_killed, settle
 from driftguard.retraining.run import retrain
 from driftguard.retraining.serving_scores import give_up_killed, score
 from driftguard.settings import Settings
@@ -142,6 +142,8 @@ class RetrainingJobs:
             due = list(self._due(session, falls, attempts)) if is_automatic else []
         for server in sorted(unsettled & self._servers()):
             _defer(app, "settle", {"server": server})
+        for server in sorted(unsettled - self._servers()):  # taken out of the settings while a run was killed
+            end_killed(self._database, self._settings, server)
         for incident, stream in falls if scores else ():
             if is_score_due(incident, attempts.get(incident.id)):
                 _defer(app, "score", {"server": stream.server, "incident_id": str(incident.id)})
@@ -177,6 +179,8 @@ class RetrainingJobs:
             of = stream_in_service if engine.admin_url is None else newest_stream
             stream = of(session, server)
             known = None if stream is None else drafts.in_service(session, server, stream.target)
+            if known is None and engine.admin_url is not None:  # of a target that took the place of another
+                known = drafts.in_service_of_server(session, server)
             if stream is None or known is None or known.version == stream.draft_version:
                 continue
             if not retrain_runs.is_running(session, server, stream.target):

@@ -17,6 +17,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from driftguard.demo.processes import free_port
+from driftguard.records.documents.retraining_run import RunNumbers, Watch
 from driftguard.retraining.run import retrain
 from driftguard.retraining.tasks import RetrainingJobs
 from driftguard.settings import Settings
@@ -190,6 +191,38 @@ def test_killed_while_training_beside_an_engine_that_is_away(
     assert not traffic.exists()
     assert incident_states(drifted.database, drifted.incident_id) == ["open", "mitigating", "open"]
     assert len([line for line in logs if line["event"] == "cannot settle yet"]) == 1
+
+
+@pytest.mark.parametrize("state", ["training", "promoting", "watching"])
+def test_killed_for_a_target_that_was_replaced_before_anybody_looked(
+    drifted: Drifted, engine: EngineStub, tmp_path: Path, state: str
+) -> None:
+    """As by an update of a night, of the sidecar and of the model."""
+    settings = make_settings(tmp_path / "data", engine.url)
+    killed = trained(drifted.database, drifted.incident_id, drifted.parent, "new", "/new", state)
+    if state == "watching":
+        with drifted.database.session() as session:
+            watch = Watch((), (), 0.05, 0, 0, recovered=False, verdict="watching")
+            retrain_runs.advance(session, killed.id, "watching", numbers=RunNumbers(watch=watch))
+    traffic = settings.data_directory / "retraining" / str(killed.id) / "train.jsonl"
+    traffic.parent.mkdir(parents=True)
+    traffic.write_text("{}\n")
+    engine.target_name = "another"
+    jobs = RetrainingJobs(drifted.database, settings)
+    with retrain_runs.try_lock(drifted.database, "engine-1", "target"):
+        jobs.settle("engine-1")
+        if state != "watching":  # it lives
+            assert newest_run(drifted).state == state
+            assert traffic.exists()
+    jobs.settle("engine-1")
+    run = newest_run(drifted)
+    if state == "watching":
+        told = "promoted", "promoted; no longer watched, because target another is served now"
+    else:
+        told = "failed", f"interrupted while {state}; target another is served now"
+    assert (run.state, run.reason) == told
+    assert not traffic.exists()
+    assert incident_states(drifted.database, drifted.incident_id) == ["open", "mitigating", "open"]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 1)])

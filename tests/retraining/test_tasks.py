@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
+import msgspec
 import procrastinate
 import pytest
 from sqlalchemy import event, text, update
@@ -327,3 +328,38 @@ def test_a_rollback_waits_for_no_training_of_another_server(
         defer_retraining(sidecar._deferring, "engine-2", "nightly")
         asyncio.run(run())
     assert meanwhile == [True]
+
+
+def test_a_killed_run_of_a_server_that_is_no_longer_in_the_settings_ends(
+    drifted: Drifted, patient: Settings, queue: procrastinate.App
+) -> None:
+    with drifted.database.session() as session:
+        retrain_runs.begin(session, unended_run(drifted, "training"))
+    jobs = RetrainingJobs(drifted.database, patient.model_copy(update={"engines": []}))
+    with retrain_runs.try_lock(drifted.database, "engine-1", "target"):
+        jobs.defer_due(queue)
+        assert runs(drifted.database)[0].state == "training"  # it lives
+    jobs.defer_due(queue)
+    run = runs(drifted.database)[0]
+    assert (run.state, run.reason) == (
+        "failed",
+        "interrupted while training; the draft in service is as it was",
+    )
+    assert waiting(drifted.database) == 0
+
+
+def test_a_target_that_took_the_place_of_another_is_settled(
+    drifted: Drifted, engine: EngineStub, jobs: RetrainingJobs
+) -> None:
+    """So that a watch over a draft of the one before ends."""
+    jobs.settle("engine-1")
+    engine.target_name, engine.serving = "another", {**engine.serving, "version": "of-another"}
+    with drifted.database.session() as session:
+        assert list(jobs._unfollowed(session)) == []
+    made = msgspec.structs.replace(record("of-another", OLD, 0.7, datetime.now(UTC)), target="another")
+    store(drifted.database, [made])
+    with drifted.database.session() as session:
+        assert list(jobs._unfollowed(session)) == ["engine-1"]
+    jobs.settle("engine-1")
+    with drifted.database.session() as session:
+        assert list(jobs._unfollowed(session)) == []

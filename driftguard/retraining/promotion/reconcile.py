@@ -3,6 +3,7 @@
 killed while                      found as                                   becomes
 collecting, training, evaluating  run unended, lock free                     failed ("interrupted"), also
                                                                              where the engine is away
+any of another target             run unended, lock free                     failed; a watch ends
 promoting, before the swap        run promoting, the parent in service       failed ("interrupted")
 promoting, after the swap         run promoting, the candidate in service    watching: the promotion counts
 rolling back, after the swap      run watching, verdict worse, parent in     rolled_back
@@ -76,21 +77,30 @@ def locked(database: Database, engine: Engine, before: EngineInfo) -> Iterator[E
         yield engine.info()
 
 
-def end_killed(database: Database, settings: Settings, server: str) -> None:
+def end_killed(
+    database: Database, settings: Settings, server: str, *, serving_target: str | None = None
+) -> None:
     """Ends the killed runs that had not begun to change what serves, and removes their files: an engine that
-    does not answer may be away for hours."""
+    does not answer may be away for hours, and one that is no longer in the settings for ever.
+
+    `serving_target`: the runs of other targets alone, which it has taken the place of, and with them those
+    that had begun to.
+    """
+    states = retrain_runs.PREPARING_STATES if serving_target is None else retrain_runs.LOCKED_STATES
+    left = "the draft in service is as it was"
+    if serving_target is not None:
+        left = f"target {serving_target} is served now"
     with database.session() as session:
         killed = [
             run
             for run in retrain_runs.unended(session)
-            if run.server == server and run.state in retrain_runs.PREPARING_STATES
+            if run.server == server and run.state in states and run.target != serving_target
         ]
     for server_and_target in {(run.server, run.target) for run in killed}:
         with retrain_runs.try_lock(database, *server_and_target) as lock, database.session() as session:
             if lock is not None:
-                states = retrain_runs.PREPARING_STATES
                 for run in retrain_runs.in_states(session, *server_and_target, states):
-                    _end_interrupted(session, run, "the draft in service is as it was", datetime.now(UTC))
+                    _end_interrupted(session, run, left, datetime.now(UTC))
     workspace.remove_leftovers(database, settings.data_directory)
 
 
@@ -120,7 +130,9 @@ def settle_locked(database: Database, settings: Settings, engine: Engine, info: 
         follow_engine(session, info.server, info.target, info.draft, now)
         if loss is not None:
             retrain_runs.add_to_reason(session, loss.run_id, loss.told, instead_of=LOST)
-    workspace.remove_leftovers(database, settings.data_directory)
+        if isinstance(engine, EngineAdmin):
+            _end_watches_of_other_targets(session, info, now)
+    end_killed(database, settings, info.server, serving_target=info.target)
     workspace.remove_old_drafts(database, settings, info.server, info.target)
     return info
 
@@ -180,6 +192,15 @@ def _settle_run(
         retrain_runs.end(session, run.id, "promoted", reason, now)  # which gets to know of a loss afterwards
         told = reason if loss is None else f"{reason}; {loss.told}"
         incident_notes.end_mitigation(session, run.incident_id, told, now)
+
+
+def _end_watches_of_other_targets(session: Session, info: EngineInfo, now: datetime) -> None:
+    """An engine with an admin API has one target, and serves no draft of an earlier one any more."""
+    for run in retrain_runs.unended(session):
+        if run.server == info.server and run.target != info.target and run.state == "watching":
+            reason = f"promoted; no longer watched, because target {info.target} is served now"
+            retrain_runs.end(session, run.id, "promoted", reason, now)
+            incident_notes.end_mitigation(session, run.incident_id, reason, now)
 
 
 def _end_interrupted(session: Session, run: RetrainRun, serving: str, now: datetime) -> None:
