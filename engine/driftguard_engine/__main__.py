@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -72,6 +73,7 @@ def main(models: ModelOptions, limits: LimitOptions, server: ServerOptions, side
     import torch
 
     from driftguard_engine.core import EngineError
+    from driftguard_engine.drafters import unended_starts
     from driftguard_engine.engine import Engine
     from driftguard_engine.server.app import ServeOptions, serve
     from driftguard_engine.server.cores import usable_cores
@@ -81,8 +83,11 @@ def main(models: ModelOptions, limits: LimitOptions, server: ServerOptions, side
     if config.threads is None and THREADS_VARIABLE not in os.environ:
         # Threads that spin until the last of them is done wait for long where it has no core to run on.
         config = replace(config, threads=max(min(torch.get_num_threads(), usable_cores() - 1), 1))
+    state_dir = config.state_dir
+    given_up = None if state_dir is None else unended_starts.begin(state_dir, time.time())
     try:
         engine = Engine(config)
+        engine.given_up = given_up
         telemetry = Telemetry(
             sidecar.sidecar,
             (sidecar.spool_dir or SPOOL_HOME / server.server_name).expanduser() if sidecar.sidecar else None,
@@ -95,7 +100,11 @@ def main(models: ModelOptions, limits: LimitOptions, server: ServerOptions, side
             server.host, server.port, key_hash, server.shutdown_seconds, tuple(server.allowed_host or ())
         )
         code = serve(engine, telemetry, listener, options)
+        if code == 0 and state_dir is not None:
+            unended_starts.end(state_dir)
     except (CannotListen, EngineError, SpoolError, InvalidConfig) as error:
+        if state_dir is not None:
+            unended_starts.end(state_dir)
         _refuse(secrets.masked(str(error)), FAILED)
     raise typer.Exit(code)
 

@@ -105,6 +105,7 @@ class Engine:
         first, self.activated = (draft, False) if draft is not None else self._loader.first(plain)
         self._drafts = Drafts(first)
         self._first_draft = self._drafts.serving.version
+        self.given_up: str | None = None  # the version that was in service before, and may end this engine
         self._decoder = open_decoder(
             config, self._target.model, self._target.eos_token_ids, self._drafts.drafter
         )

@@ -37,6 +37,7 @@ class EngineStub:
         self.first = self.serving
         self.loaded = {self.serving["version"]: self.serving}
         self.activated = True
+        self.given_up: str | None = None
         self.started_at = time.monotonic() - 3_600
         self.calls: list[str] = []
         self.hold = self.lose = self.refuse = ""
@@ -52,6 +53,7 @@ class EngineStub:
             "target_directory": str(self.target),
             "draft": self.serving,
             "activated": self.activated,
+            "given_up": self.given_up,
             "uptime_seconds": time.monotonic() - self.started_at,
             "drafts": list(self.loaded.values()),
             "speculation": True,

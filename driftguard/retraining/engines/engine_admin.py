@@ -49,7 +49,8 @@ class EngineInfo(msgspec.Struct, frozen=True):
     """What the engine serves now. Unknown members are ignored: later versions may add some. `ngram_tokens`:
     least and most of a match; not told by an engine whose n-gram lookup takes no corpus. `activated`: the
     draft was put into service, and is not just what the engine was started with; not told by earlier ones.
-    `uptime_seconds`: since it was started."""
+    `uptime_seconds`: since it was started. `given_up`: the version in its --state-dir with which it ended
+    again and again."""
 
     server: str
     target: str
@@ -61,6 +62,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     drafts: list[EngineDraft] = []
     activated: bool = True
     uptime_seconds: float = 0.0
+    given_up: str | None = None
 
 
 def engine_of(settings: Settings, server: str | None) -> EngineSettings:

@@ -130,6 +130,8 @@ def _obstacle(lost: Draft, put_back_at: tuple[datetime, ...], info: EngineInfo, 
     """Why it is not even tried. `put_back_at`: within the last day."""
     if lost.directory is None:
         return "its files are gone"
+    if info.given_up == lost.version:
+        return "the engine has ended again and again with it, and gave it up"
     if len(put_back_at) >= MOST_A_DAY:
         times = f"it was put back {len(put_back_at)} times within a day, and lost each time"
         return f"{times}, so that it may be what ends the engine"

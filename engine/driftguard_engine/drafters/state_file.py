@@ -48,6 +48,20 @@ def save_draft(state_dir: Path, draft: SavedDraft) -> None:
     _sync_directory(state_dir)
 
 
+def saved_version(state_dir: Path) -> str | None:
+    """Of the draft that was saved, whatever is configured now; None: no draft, or none that can be read."""
+    try:
+        return str(json.loads((state_dir / FILE_NAME).read_text(encoding="utf-8"))["version"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def forget_draft(state_dir: Path) -> None:
+    """Raises OSError."""
+    (state_dir / FILE_NAME).unlink(missing_ok=True)
+    _sync_directory(state_dir)
+
+
 def saved_draft(state_dir: Path, configured: str) -> SavedDraft | None:
     """The draft saved under this configuration; None, with the reason logged, where none is usable."""
     path = state_dir / FILE_NAME

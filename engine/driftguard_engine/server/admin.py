@@ -75,6 +75,7 @@ def _info(service: Service) -> dict[str, Any]:
         "target_directory": engine.target_directory,
         "draft": asdict(engine.draft),
         "activated": engine.activated,  # False: the draft is the configured one, since this process started
+        "given_up": engine.given_up,  # not served after restarts any more, see `drafters.unended_starts`
         "uptime_seconds": engine.uptime_seconds,
         "drafts": [asdict(draft) for draft in engine.drafts],
         "speculation": engine.speculation,

@@ -42,7 +42,7 @@ class FakeEngine(Engine):
         self.paused = threading.Event()
         self.step_error: BaseException | None = None
         self.lost: str | None = None
-        self.activated = False
+        self.activated, self.given_up = False, None
         self._started_at = time.monotonic()
         self.request_error: str | None = None
         self.stopped_loading = ""

@@ -41,6 +41,7 @@ def test_info_says_what_serves(client: httpx.Client) -> None:
         "target_directory": "/models/fake-target",
         "draft": draft,
         "activated": False,
+        "given_up": None,
         "drafts": [draft],
         "speculation": True,
         "num_speculative_tokens": 4,

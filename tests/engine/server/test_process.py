@@ -12,6 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from driftguard_engine.drafters.state_file import SavedDraft, save_draft
 from driftguard_engine.server.auth import hash_of
 
 from tests.engine.server.processes import engine_main, engine_options, engine_process, environment
@@ -190,3 +191,21 @@ def test_the_promoted_draft_serves_again_after_kill_9(models: Path, tmp_path: Pa
     with engine_process(models, *options) as (_, url, ready):
         assert "draft_version=better" in ready
         assert httpx.get(f"{url}/admin/info").json()["draft"]["version"] == "better"
+
+
+def test_a_promoted_draft_with_which_it_is_killed_three_times_is_given_up(
+    models: Path, tmp_path: Path
+) -> None:
+    """Ends on request are none of these times."""
+    options = ["--state-dir", str(tmp_path)]
+    saved = SavedDraft(f"{models / 'target'} draft_model {models / 'poor'}", str(models / "good"), "better")
+    save_draft(tmp_path, saved)
+    for number in [signal.SIGTERM] * 4 + [signal.SIGKILL] * 3:
+        with engine_process(models, *options) as (process, _, ready):
+            assert "draft_version=better" in ready
+            process.send_signal(number)
+            process.wait(60)
+    with engine_process(models, *options) as (_, url, _):
+        info = httpx.get(f"{url}/admin/info").json()
+    assert (info["draft"]["directory"], info["given_up"]) == (str(models / "poor"), "better")
+    assert not info["activated"]

@@ -318,6 +318,20 @@ def test_an_engine_that_is_restarted_three_times_a_day_gets_it_back_each_time(
     assert the_run(drifted, promoted).state == "watching"
 
 
+def test_one_that_the_engine_itself_gave_up_is_not_put_back(
+    drifted: Drifted, promoted: UUID, engine: EngineStub
+) -> None:
+    """It was kept in --state-dir, and the engine ended again and again with it."""
+    promoted_an_hour_ago(drifted)
+    engine.given_up = CANDIDATE
+    start_again(drifted, engine)
+    assert (engine.serving["version"], engine.calls) == (drifted.parent, [])
+    assert states(drifted) == {drifted.parent: "in_service", CANDIDATE: "retired"}
+    assert "it was not put back: the engine has ended again and again with it, and gave it up" in (
+        the_run(drifted, promoted).reason or ""
+    )
+
+
 def test_one_whose_activation_was_done_and_not_answered_is_in_service(
     drifted: Drifted, promoted: UUID, engine: EngineStub
 ) -> None:
