@@ -69,6 +69,7 @@ def attempt(
         _check_same_serves(job)
         if isinstance(job.engine, EngineAdmin):
             _load(job, job.engine, run_id, version)
+            lock.check()  # a load takes minutes, and without the lock another process has settled this run
     except (DriftGuardError, SQLAlchemyError, OSError) as error:
         told = _first_line(error)
         if isinstance(error, OSError) and error.filename is None:  # as of a write to a full disk

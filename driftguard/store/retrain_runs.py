@@ -125,6 +125,8 @@ def try_lock(database: Database, server: str, target: str) -> Iterator[RunLock |
 
 
 def _release(connection: Connection, key: str) -> None:
+    if connection.invalidated:  # found broken by `check`
+        return
     try:
         connection.execute(_UNLOCK, {"key": key})
     except DBAPIError:

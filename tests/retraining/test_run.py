@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ from uuid import NAMESPACE_OID, UUID, uuid5
 
 import pytest
 from driftguard_training.model_directories import model_version
+from sqlalchemy import text
 from structlog.testing import capture_logs
 
 from driftguard.records.documents.retraining_run import Decision, TrainingCurve
 from driftguard.retraining import attempt
 from driftguard.retraining.ledger.outcome import Progress, RetrainOutcome
+from driftguard.retraining.promotion.reconcile import settle
 from driftguard.retraining.run import retrain
 from driftguard.retraining.training import checksums, process
 from driftguard.retraining.training.gate import decide
@@ -27,6 +30,7 @@ from driftguard.settings import Settings
 from driftguard.store import drafts, retrain_runs
 from driftguard.store.database import Database
 from driftguard.store.tables import RetrainRun
+from tests.alerting.http_receiver import wait_until
 from tests.retraining.conftest import Drifted
 from tests.retraining.engine_stub import EngineStub
 from tests.retraining.world import (
@@ -166,6 +170,38 @@ def test_what_serves_instead_by_the_time_the_candidate_is_judged_stays(
     assert told[0] in outcome.reason
     assert run_of(drifted, outcome).state == "failed"
     assert incident_states(drifted.database, drifted.incident_id) == ["open", "mitigating", "open"]
+
+
+def is_running(drifted: Drifted) -> bool:
+    with drifted.database.session() as session:
+        return retrain_runs.is_running(session, "engine-1", "target")
+
+
+@pytest.mark.usefixtures("training_here")
+def test_a_run_that_lost_its_lock_while_the_engine_loads_activates_nothing(
+    drifted: Drifted, engine: EngineStub
+) -> None:
+    """The database was started again, and another process has settled the run: nobody would watch the
+    draft."""
+    engine.hold = "load"
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(retrain, drifted.database, drifted.settings)
+        assert engine.held.wait(60)
+        with drifted.database.session() as session:
+            session.execute(
+                text(
+                    "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND database "
+                    "= (SELECT oid FROM pg_database WHERE datname = current_database())"
+                )
+            )
+        wait_until(lambda: not is_running(drifted), "the lock is free")
+        settle(drifted.database, drifted.settings, "engine-1")
+        engine.release.set()
+        outcome = running.result()
+    assert (outcome.state, engine.calls) == ("failed", ["load"])
+    assert "lock" in outcome.reason
+    assert engine.serving["version"] == drifted.parent
+    assert state_of_draft(drifted, drifted.parent) == "in_service"
 
 
 @pytest.mark.usefixtures("training_here")
