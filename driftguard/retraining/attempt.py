@@ -3,20 +3,21 @@ the reason."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 import msgspec
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from driftguard.errors import DriftGuardError
+from driftguard.errors import Conflict, DriftGuardError
 from driftguard.records.documents.retraining_run import Decision, GateRules, RequestCounts, RunNumbers
 from driftguard.retraining.engines.candidate_kind import CandidateKind
-from driftguard.retraining.engines.engine_admin import EngineAdmin, EngineRefused
+from driftguard.retraining.engines.engine_admin import EngineAdmin, EngineAway, EngineInfo, EngineRefused
 from driftguard.retraining.ledger.outcome import Progress, RetrainOutcome
 from driftguard.retraining.ledger.run_row import Job, ProgressWriter, advance, begin, end
 from driftguard.retraining.promotion import restart
@@ -45,6 +46,8 @@ from driftguard.store import acceptance_levels, drafts, retrain_runs
 from driftguard.store.acceptance_levels import Sampling
 from driftguard.store.retrain_runs import RunLock
 
+AWAY_SECONDS: Final = 600.0  # for which an engine may be away when its new draft is ready
+_LOOK_SECONDS: Final = 1.0
 _LOOK_BACK = timedelta(days=7)  # records from which the sampling temperature is read
 log = structlog.get_logger(__name__)
 
@@ -66,10 +69,11 @@ def attempt(
         lock.check()
         directory = workspace.draft_directory(job.settings.data_directory, version)
         checksums.verify(directory, numbers.checksums_sha256)
-        _check_same_serves(job)
         if isinstance(job.engine, EngineAdmin):
             _load(job, job.engine, run_id, version)
             lock.check()  # a load takes minutes, and without the lock another process has settled this run
+        else:
+            _check_same_serves(job.info, job.engine.info_beside(job.info))
     except (DriftGuardError, SQLAlchemyError, OSError) as error:
         told = _first_line(error)
         if isinstance(error, OSError) and error.filename is None:  # as of a write to a full disk
@@ -274,25 +278,41 @@ def _store_decision(job: Job, run_id: UUID, version: str, decision: Decision, nu
             drafts.reject(session, job.info.server, job.info.target, version, datetime.now(UTC))
 
 
-def _check_same_serves(job: Job) -> None:
-    """Raises EngineRefused where the engine serves something else by now than what the candidate was made for
-    and judged against: a training takes minutes to hours."""
-    made_for, engine = job.info, job.engine
-    now = engine.info() if isinstance(engine, EngineAdmin) else engine.info_beside(made_for)
+def _check_same_serves(made_for: EngineInfo, now: EngineInfo) -> None:
+    """Raises Conflict where the engine serves something else by now than what the candidate was made for and
+    judged against: a training takes minutes to hours."""
     if (now.target, now.target_directory) != (made_for.target, made_for.target_directory):
-        raise EngineRefused(
+        raise Conflict(
             f"{made_for.server} serves target {now.target} at {now.target_directory} now, not "
             f"{made_for.target} at {made_for.target_directory}, for which the candidate was made"
         )
     if now.draft.version != made_for.draft.version:
-        raise EngineRefused(
+        raise Conflict(
             f"draft {now.draft.version} is in service on {made_for.server} now, not "
             f"{made_for.draft.version}, against which the candidate was judged"
         )
 
 
 def _load(job: Job, admin: EngineAdmin, run_id: UUID, version: str) -> None:
+    """Waits for an engine that is started again meanwhile: else the training would be in vain."""
     advance(job, run_id, "promoting", f"loading draft {version}")
+    deadline = time.monotonic() + AWAY_SECONDS
+    while True:
+        try:
+            return _load_now(job, admin, version)
+        except EngineAway as error:
+            if time.monotonic() >= deadline or job.should_stop():
+                raise
+            log.info("waiting for the engine, to load a draft", run=str(run_id), reason=error.detail)
+        time.sleep(_LOOK_SECONDS)
+
+
+def _load_now(job: Job, admin: EngineAdmin, version: str) -> None:
+    try:
+        serving = admin.info()
+    except EngineRefused as error:  # also where something before the engine answers for it
+        raise EngineAway(error.detail) from error
+    _check_same_serves(job.info, serving)
     directory = workspace.draft_directory(job.settings.data_directory, version)
     loaded = admin.load(directory, version)
     if loaded.version != version:

@@ -23,7 +23,7 @@ class EngineStub:
     hold: the call is answered only after `release`; "activate" takes effect first, "load" does not.
     lose: the call takes effect and the connection is closed without an answer.
     refuse: the call is answered with 500 and has no effect.
-    stops: it ends, and takes no draft any more: 503.
+    stops: it ends, and takes no draft any more: 503. mute: it closes every connection without an answer.
     """
 
     def __init__(self, target: Path, draft: Path) -> None:
@@ -41,7 +41,7 @@ class EngineStub:
         self.started_at = time.monotonic() - 3_600
         self.calls: list[str] = []
         self.hold = self.lose = self.refuse = ""
-        self.stops = False
+        self.stops = self.mute = False
         self.held = threading.Event()
         self.release = threading.Event()
         self.url = ""
@@ -83,6 +83,9 @@ class EngineStub:
 def running(stub: EngineStub) -> Iterator[EngineStub]:
     class Handler(StubHandler):
         def do_GET(self) -> None:
+            if stub.mute:
+                self.close_connection = True
+                return
             self.answer(200, stub.info())
 
         def do_POST(self) -> None:

@@ -172,6 +172,42 @@ def test_what_serves_instead_by_the_time_the_candidate_is_judged_stays(
     assert incident_states(drifted.database, drifted.incident_id) == ["open", "mitigating", "open"]
 
 
+@pytest.mark.usefixtures("training_here")
+@pytest.mark.parametrize("how", ["stops", "is away"])
+def test_an_engine_that_is_started_again_when_its_draft_is_ready_is_waited_for(
+    drifted: Drifted, engine: EngineStub, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """As by a deployment of the night, after a training of an hour."""
+    waited: list[float] = []
+
+    def away(progress: Progress) -> None:
+        if progress.stage == "promoting":
+            engine.stops, engine.mute = how == "stops", how == "is away"
+
+    def back(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 3:
+            engine.stops = engine.mute = False
+
+    monkeypatch.setattr("driftguard.retraining.attempt.time.sleep", back)
+    outcome = retrain(drifted.database, drifted.settings, on_progress=away)
+    assert (outcome.state, len(waited)) == ("promoted", 3)
+    assert engine.serving["version"] == run_of(drifted, outcome).candidate_version
+
+
+@pytest.mark.usefixtures("training_here")
+def test_an_engine_that_stays_away_when_its_draft_is_ready_fails_the_run(
+    drifted: Drifted, engine: EngineStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(progress: Progress) -> None:
+        engine.mute = engine.mute or progress.stage == "promoting"
+
+    monkeypatch.setattr(attempt, "AWAY_SECONDS", 0.0)
+    outcome = retrain(drifted.database, drifted.settings, on_progress=away)
+    assert outcome.state == "failed"
+    assert "cannot be reached" in outcome.reason
+
+
 def is_running(drifted: Drifted) -> bool:
     with drifted.database.session() as session:
         return retrain_runs.is_running(session, "engine-1", "target")

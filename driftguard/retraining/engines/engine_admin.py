@@ -25,8 +25,9 @@ class EngineRefused(DriftGuardError):
     title = "Engine refused"
 
 
-class EngineStops(EngineRefused):
-    """The engine is ending as it was told to and takes no draft any more; once it serves again, it may."""
+class EngineAway(EngineRefused):
+    """The engine is stopping or not there, and has not taken what it was asked to; once it serves again, it
+    may."""
 
 
 class EngineDraft(msgspec.Struct, frozen=True):
@@ -115,13 +116,16 @@ class EngineAdmin:
             )
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             told = self._secrets.masked(str(error))
-            raise EngineRefused(f"the engine at {self._shown} cannot be reached: {told}") from error
+            was_sent = not isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout))
+            raise (EngineRefused if was_sent else EngineAway)(
+                f"the engine at {self._shown} cannot be reached: {told}"
+            ) from error
         if not answer.is_success:
             problem = _problem(answer)
             detail = self._secrets.masked(problem.detail or answer.text[:200])
             # The engine's own word: what stands before it answers 503 too where the engine has just ended.
             stops = answer.status_code == httpx.codes.SERVICE_UNAVAILABLE and problem.code == _STOPS
-            raise (EngineStops if stops else EngineRefused)(
+            raise (EngineAway if stops else EngineRefused)(
                 f"the engine at {self._shown} answered {path} with {answer.status_code}: {detail}"
             )
         return answer.content

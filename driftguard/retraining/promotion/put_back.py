@@ -18,10 +18,10 @@ from sqlalchemy.orm import Session
 from driftguard.records.documents.retraining_run import RunNumbers
 from driftguard.retraining.engines.engine_admin import (
     EngineAdmin,
+    EngineAway,
     EngineDraft,
     EngineInfo,
     EngineRefused,
-    EngineStops,
 )
 from driftguard.retraining.training import checksums
 from driftguard.store import drafts, retrain_runs
@@ -63,7 +63,7 @@ def put_back_if_lost(database: Database, admin: EngineAdmin, info: EngineInfo, n
         _store_given(database, lost, now, (*put_back_at, now))
         try:
             serving, obstacle = _put_back(admin, lost, numbers.checksums_sha256)
-        except EngineStops:
+        except _NotGiven:
             _store_given(database, lost, lost.promoted_at, put_back_at)
             raise
         if obstacle is not None:
@@ -78,15 +78,23 @@ def put_back_if_lost(database: Database, admin: EngineAdmin, info: EngineInfo, n
     return Loss(lost.retrain_run_id, serving, told)
 
 
+class _NotGiven(EngineRefused):
+    """The engine was away before it got the draft, which so cannot be why."""
+
+
 def _put_back(admin: EngineAdmin, lost: Draft, digest: str | None) -> tuple[EngineDraft, str | None]:
-    """What serves then, and why that is another one. Raises EngineStops, or EngineRefused: it is away."""
+    """What serves then, and why that is another one. Raises _NotGiven, or EngineRefused: the engine is
+    away."""
     directory = Path(lost.directory or "")
     try:
         if directory.is_dir():  # else the engine alone sees them, and verifies them
             checksums.verify_if_known(directory, digest)
-        admin.load(directory, lost.version)
+        try:
+            admin.load(directory, lost.version)
+        except EngineAway as error:
+            raise _NotGiven(error.detail) from error
         return admin.activate(lost.version), None
-    except EngineStops:
+    except _NotGiven:
         raise
     except (EngineRefused, checksums.DraftChanged) as error:
         serving = admin.info().draft  # the answer may be lost although the engine acted

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import httpx
 import pytest
 from sqlalchemy import update
 from structlog.testing import capture_logs
@@ -253,6 +254,26 @@ def test_an_engine_that_is_stopping_gets_it_after_its_next_start(
     start_again(drifted, engine)
     assert engine.serving["version"] == CANDIDATE
     assert the_run(drifted, promoted).state == "watching"
+
+
+def test_an_engine_that_went_away_before_it_got_it_gets_it_after_its_next_start(
+    drifted: Drifted, promoted: UUID, engine: EngineStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    promoted_an_hour_ago(drifted)
+    engine.start_again()
+    request = httpx.request
+
+    def refused(method: str, *arguments: Any, **named: Any) -> httpx.Response:
+        if method == "POST":
+            raise httpx.ConnectError("connection refused")
+        return request(method, *arguments, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(httpx, "request", refused)
+        with pytest.raises(EngineRefused, match="connection refused"):
+            settle(drifted.database, drifted.settings, "engine-1")
+    start_again(drifted, engine)
+    assert engine.serving["version"] == CANDIDATE
 
 
 def served(drifted: Drifted, since: timedelta) -> None:
