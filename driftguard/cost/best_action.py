@@ -247,9 +247,11 @@ def rollback_gain(watch: Watch | None, drafted_per_step: float | None) -> Interv
     """Of the tokens per second, by what the old draft and the one in service accepted in the same segments.
 
     A step emits 1 + rate x (drafted tokens per step), and takes as long with either draft. Rates are taken in
-    the mix of segments since the promotion, errors as independent. None where too few requests tell.
+    the mix of segments since the promotion, errors as independent. None where too few requests tell, as where
+    K varies and the first draft tokens alone were compared.
     """
-    parts = [part for part in (watch.segments if watch else ()) if part.requests >= _LEAST_REQUESTS]
+    segments = watch.segments if watch else ()
+    parts = [part for part in segments if part.requests >= _LEAST_REQUESTS and not part.old.by_first]
     requests = sum(part.requests for part in parts)
     if not requests or not drafted_per_step:
         return None

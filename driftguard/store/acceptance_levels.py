@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from datetime import datetime
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
-from sqlalchemy import select, text
+from sqlalchemy import Row, select, text
 from sqlalchemy.orm import Session
 
 from driftguard.records import Kind
@@ -27,11 +27,34 @@ class AcceptanceLevel(NamedTuple):
     variance: float  # between requests; 0 for a single one
 
 
+class DraftLevel(NamedTuple):
+    """As AcceptanceLevel, of requests that can be compared with each other and with later ones.
+
+    `k`: all of them told this K. `by_first`: of the first draft token alone, because K varied or was not
+    told, and then accepted / drafted changes with K (driftguard.records.positions). Neither: K is unknown.
+    """
+
+    segment: str
+    requests: int
+    mean: float
+    variance: float
+    k: int | None = None
+    by_first: bool = False
+
+
 _LEVELS = text(
     """
-    SELECT segment, count(*) AS requests, avg(x) AS mean, coalesce(var_samp(x), 0) AS variance
+    SELECT segment,
+           count(*) AS requests, avg(x) AS mean, coalesce(var_samp(x), 0) AS variance,
+           count(k) AS of_k, min(k) AS lowest_k, max(k) AS highest_k,
+           avg(x) FILTER (WHERE k IS NOT NULL) AS mean_of_k,
+           coalesce(var_samp(x) FILTER (WHERE k IS NOT NULL), 0) AS variance_of_k,
+           count(first) AS of_first, avg(first) AS mean_of_first,
+           coalesce(var_samp(first), 0) AS variance_of_first
     FROM (
-        SELECT r.segment, r.accepted::float8 / asked.tokens AS x,
+        SELECT r.segment, r.num_speculative_tokens AS k, r.accepted::float8 / asked.tokens AS x,
+               CASE WHEN s.method <> ALL(:looked_up) AND r.drafted_per_position[1] > 0
+                    THEN r.accepted_per_position[1]::float8 / r.drafted_per_position[1] END AS first,
                row_number() OVER (PARTITION BY r.segment ORDER BY r.seq DESC) AS age
         FROM records r JOIN streams s ON s.id = r.stream_id CROSS JOIN LATERAL (
             SELECT CASE WHEN s.method = ANY(:looked_up)
@@ -58,9 +81,9 @@ def levels(
     until: datetime | None = None,
     changed: Collection[str] = (),
     since: datetime | None = None,
-) -> list[AcceptanceLevel]:
+) -> list[DraftLevel]:
     """Of the newest requests of each segment, from `oldest` on and before `until`; of `changed` segments
-    those since `since`.
+    those since `since`. Of most of these: at one K if they tell one, else by the first draft token.
 
     How many tokens a lookup drafts depends on what it finds: x is then of all that K allows, so that
     two corpora can be compared.
@@ -79,7 +102,15 @@ def levels(
             "looked_up": list(LOOKED_UP),
         },
     )
-    return [AcceptanceLevel._make(row) for row in rows]
+    return [_level_of(row) for row in rows]
+
+
+def _level_of(row: Row[Any]) -> DraftLevel:
+    if 2 * row.of_k > row.requests and row.lowest_k == row.highest_k:
+        return DraftLevel(row.segment, row.of_k, row.mean_of_k, row.variance_of_k, k=row.lowest_k)
+    if 2 * row.of_first > row.requests:
+        return DraftLevel(row.segment, row.of_first, row.mean_of_first, row.variance_of_first, by_first=True)
+    return DraftLevel(row.segment, row.requests, row.mean, row.variance)
 
 
 # Counters per position without drafted tokens are of servers whose steps all draft the first.

@@ -189,7 +189,7 @@ def test_an_engine_that_is_started_again_when_its_draft_is_ready_is_waited_for(
         if len(waited) == 3:
             engine.stops = engine.mute = False
 
-    monkeypatch.setattr("driftguard.retraining.attempt.time.sleep", back)
+    monkeypatch.setattr("time.sleep", back)
     outcome = retrain(drifted.database, drifted.settings, on_progress=away)
     assert (outcome.state, len(waited)) == ("promoted", 3)
     assert engine.serving["version"] == run_of(drifted, outcome).candidate_version

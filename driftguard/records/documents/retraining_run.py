@@ -96,7 +96,10 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class OldLevel:
-    """The old draft's acceptance in one segment: statistics of x = accepted / drafted per request."""
+    """The old draft's acceptance in one segment: statistics of x = accepted / drafted per request.
+
+    by_first: of the first draft token alone, because K varied or was not told. k: of requests that told this
+    K, and others are not compared with it."""
 
     segment: str
     changed: bool  # named by the incident
@@ -106,6 +109,8 @@ class OldLevel:
     standard_error: float
     over_from: float | None = None  # mean from which on the fall is over; None: the baseline is not known
     half_from: float | None = None  # mean from which on half of the fall is won back; None: as above
+    k: int | None = None
+    by_first: bool = False
 
 
 @dataclass(frozen=True, slots=True)

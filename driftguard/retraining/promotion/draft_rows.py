@@ -19,7 +19,7 @@ from driftguard.retraining.engines.engine_admin import EngineDraft
 from driftguard.retraining.ledger import incident_notes
 from driftguard.retraining.promotion import watch
 from driftguard.store import acceptance_levels, drafts, incidents, retrain_runs
-from driftguard.store.acceptance_levels import LOOKED_UP, AcceptanceLevel
+from driftguard.store.acceptance_levels import LOOKED_UP, DraftLevel
 from driftguard.store.tables import RetrainRun
 
 _LOOK_BACK = timedelta(days=7)  # records of the old draft that show its acceptance
@@ -135,7 +135,10 @@ def _old_levels(
         changed=set(changed),
         since=since,
     )
-    told: dict[str, float | None] = {name: _mean_before(change) for name, change in changed.items()}
+    by_first = {row.segment for row in rows if row.by_first}
+    told: dict[str, float | None] = {
+        name: _mean_before(change, by_first=name in by_first) for name, change in changed.items()
+    }
     if draft.method in LOOKED_UP:  # its levels are of all tokens that K allows, those of the incident are not
         before = acceptance_levels.levels(
             session,
@@ -155,16 +158,18 @@ def _old_levels(
     ]
 
 
-def _old_level(row: AcceptanceLevel, before: float | None, minimum_drop: float, *, changed: bool) -> OldLevel:
+def _old_level(row: DraftLevel, before: float | None, minimum_drop: float, *, changed: bool) -> OldLevel:
     # n equal requests cannot exclude a spread of 1/n, as in the detector's reference period
     error = math.sqrt(max(row.variance, 1 / row.requests) / row.requests)
     over_from = None if before is None else watch.over_from(before, row.mean, minimum_drop)
     half_from = None if before is None or before <= row.mean else (before + row.mean) / 2
-    return OldLevel(row.segment, changed, row.requests, row.mean, row.variance, error, over_from, half_from)
+    of = row.segment, changed, row.requests, row.mean, row.variance, error
+    return OldLevel(*of, over_from, half_from, k=row.k, by_first=row.by_first)
 
 
-def _mean_before(change: ChangedSegment) -> float | None:
-    """Of x = accepted / drafted per request; None where it is known of the first draft position only."""
-    if change.after.positions != "all":
+def _mean_before(change: ChangedSegment, *, by_first: bool) -> float | None:
+    """Of x = accepted / drafted per request, of the first draft position or of all; None where it is not
+    known of these."""
+    if change.after.positions != ("first" if by_first else "all"):
         return None
     return change.adjusted.before if change.adjusted is not None else change.before.rate

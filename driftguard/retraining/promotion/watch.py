@@ -74,12 +74,13 @@ def start(old: Sequence[OldLevel], tolerance: float, changed: Collection[str]) -
     )
 
 
-def fold(watch: Watch, requests: Iterable[tuple[str, int, int]]) -> Watch:
-    """The watch after these (segment, drafted, accepted) of the promoted draft, in order.
+def fold(watch: Watch, requests: Iterable[tuple[str | None, int, int]]) -> Watch:
+    """The watch after these (segment, drafted, accepted) of the promoted draft, in order; without a segment
+    those that cannot be compared with the old draft's.
 
     Once the verdict is reached, later requests change nothing.
     """
-    known = {segment.old.segment: place for place, segment in enumerate(watch.segments)}
+    known: dict[str | None, int] = {part.old.segment: place for place, part in enumerate(watch.segments)}
     for name, drafted, accepted in requests:
         if watch.verdict != "watching":
             break
@@ -174,7 +175,7 @@ def against(gate: Decision | None, part: SegmentWatch) -> str | None:
     known = {one.group: one for one in gate.groups} if gate is not None else {}
     compared = next((known[name] for name in names if name in known), None)
     expected = compared.expected_range(part.requests) if compared and part.requests else None
-    if expected is None or part.acceptance is None:
+    if expected is None or part.acceptance is None or part.old.by_first:
         return None
     low, high = expected
     where = "below the " if part.acceptance < low else "above the " if part.acceptance > high else ""
@@ -185,9 +186,14 @@ def describe(watch: Watch, gate: Decision | None) -> str:
     """Acceptance of the promoted draft per segment, against the old one's and the gate's prediction. For
     example: german 0.69 over 50 requests (the old draft: 0.41; 0.61 to 0.75 expected)."""
     parts = [
-        f"{part.old.segment} {part.accepted / part.drafted:.2f} over {part.requests} requests "
+        f"{part.old.segment} {part.accepted / part.drafted:.2f}{_of_first(part)} "
+        f"over {part.requests} requests "
         f"({'; '.join(filter(None, (f'the old draft: {part.old.mean:.2f}', against(gate, part))))})"
         for part in watch.segments
         if part.requests
     ]
     return ", ".join(parts) or "no requests of judged segments"
+
+
+def _of_first(part: SegmentWatch) -> str:
+    return " of the first draft token" if part.old.by_first else ""

@@ -14,7 +14,7 @@ import structlog
 from sqlalchemy.orm import Session
 
 from driftguard.incidents import recovery
-from driftguard.records.documents.retraining_run import Watch
+from driftguard.records.documents.retraining_run import OldLevel, Watch
 from driftguard.retraining.ledger import incident_notes
 from driftguard.retraining.promotion import watch
 from driftguard.store import drafts, folding, incidents, retrain_runs
@@ -43,9 +43,8 @@ def watch_promoted(
     if run is None:
         return
     before = retrain_runs.watch_of(run)
-    requests = [
-        (row.segment, _asked_for(stream, row), row.accepted) for row in records if row.kind == "request"
-    ]
+    levels = {part.old.segment: part.old for part in before.segments}
+    requests = [_compared(stream, row, levels.get(row.segment)) for row in records if row.kind == "request"]
     now = watch.fold(before, requests)
     if now == before:
         return
@@ -66,6 +65,17 @@ def watch_promoted(
         log.warning("promoted draft is worse", run=str(run.id), evidence=watch.evidence_of_worse(now))
     elif now.verdict == "stands":
         _stands(session, stream, run, now, at)
+
+
+def _compared(stream: Stream, row: StoredRecord, level: OldLevel | None) -> tuple[str | None, int, int]:
+    """Its segment, and what it drafted and accepted as the old draft's level counts that; no segment where it
+    cannot be counted so."""
+    if level is not None and level.by_first:
+        if not row.drafted_per_position or not row.accepted_per_position or not row.drafted_per_position[0]:
+            return None, row.drafted, row.accepted
+        return row.segment, row.drafted_per_position[0], row.accepted_per_position[0]
+    is_comparable = level is None or level.k in (None, row.num_speculative_tokens)
+    return row.segment if is_comparable else None, _asked_for(stream, row), row.accepted
 
 
 def _asked_for(stream: Stream, row: StoredRecord) -> int:

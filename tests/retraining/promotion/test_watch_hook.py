@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -21,8 +22,10 @@ from driftguard.incidents.message import summary
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.records import AcceptanceRecord
+from driftguard.records.documents.retraining_run import Watch
 from driftguard.retraining.engines.engine_admin import EngineDraft
 from driftguard.retraining.ledger.incident_notes import begin_mitigation, end_mitigation
+from driftguard.retraining.promotion import watch
 from driftguard.retraining.promotion.draft_rows import finish_promotion
 from driftguard.retraining.promotion.reconcile import settle
 from driftguard.retraining.promotion.watch_hook import watch_promoted
@@ -157,6 +160,76 @@ def test_a_lookup_is_compared_by_all_tokens_that_its_k_allows(
     assert seen.old.half_from == pytest.approx((0.05 + 0.25) / 2, abs=0.01)
     assert (seen.shown_half, numbers.watch.half) == (True, True)
     assert "was 0." not in (incident_of(drifted.database, drifted.incident_id).resolution or "")
+
+
+def requests_at(version: str, level: float, k: int, count: int, **changes: Any) -> list[AcceptanceRecord]:
+    """Of twenty steps with K drafted tokens each, of which the first is accepted at `level`, about, and each
+    further one as often where the one before was."""
+    made = []
+    for rate in rates(level, count):
+        kept = [round(20 * rate**place) for place in range(1, k + 1)]
+        counts = {
+            "drafted": 20 * k,
+            "accepted": sum(kept),
+            "emitted": sum(kept) + 20,
+            "drafted_per_position": [20] * k,
+            "accepted_per_position": kept,
+        }
+        now = datetime.now(UTC)
+        made.append(msgspec.structs.replace(record(version, NEW, 0.5, now), **(counts | changes)))
+    return made
+
+
+def watched_after(drifted: Drifted, requests: Sequence[AcceptanceRecord], tmp_path: Path) -> Watch:
+    """What the watch makes of these requests of a promoted draft."""
+    run = trained(
+        drifted.database, drifted.incident_id, drifted.parent, CANDIDATE, str(tmp_path), "promoting"
+    )
+    with drifted.database.session() as session:
+        draft = EngineDraft("draft", CANDIDATE, "draft_model", str(tmp_path))
+        finish_promotion(session, run, draft, datetime.now(UTC), tolerance=0.02, minimum_drop=0.05)
+    store(drifted.database, requests)
+    pipeline = Pipeline(drifted.database, DetectorConfig(), Metrics(), after_fold=[watch_promoted])
+    while pipeline.fold_batch():
+        pass
+    return retrain_runs.watch_of(the_run(drifted, run.id))
+
+
+def test_where_k_follows_acceptance_a_draft_is_judged_by_its_first_token(
+    drifted: Drifted, tmp_path: Path
+) -> None:
+    """A better draft drafts more, and less of all that is accepted: .32 instead of .48."""
+    store(drifted.database, requests_at(drifted.parent, 0.6, 2, 200))
+    seen = watched_after(drifted, requests_at(CANDIDATE, 0.75, 8, 200), tmp_path)
+    (german,) = [part for part in seen.segments if part.old.segment == NEW]
+    assert (round(german.old.mean, 2), round(german.acceptance or 0, 2)) == (0.6, 0.75)
+    assert (seen.verdict, german.shown_better) == ("watching", True)
+    told = f"acceptance of the first draft token of {NEW} recovered to 0.75 from 0.60, over 200 requests"
+    resolution = incident_of(drifted.database, drifted.incident_id).resolution or ""
+    assert told in resolution or told.split(", over", maxsplit=1)[0] in resolution
+
+
+def test_where_k_follows_acceptance_a_worse_draft_is_found_by_its_first_token(
+    drifted: Drifted, tmp_path: Path
+) -> None:
+    """It drafts less, and more of all that is accepted: .55 instead of .39."""
+    store(drifted.database, requests_at(drifted.parent, 0.7, 5, 200))
+    seen = watched_after(drifted, requests_at(CANDIDATE, 0.55, 1, 200), tmp_path)
+    assert seen.verdict == "worse"
+    told = "of the first draft token over"
+    assert told in watch.describe(seen, None)
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 8), (4, 2)])
+def test_requests_at_another_k_than_those_of_the_old_draft_are_not_judged(
+    drifted: Drifted, tmp_path: Path, before: int, after: int
+) -> None:
+    """As where a server is restarted with another K."""
+    store(drifted.database, requests_at(drifted.parent, 0.7, before, 200, num_speculative_tokens=before))
+    now = requests_at(CANDIDATE, 0.7, after, 200, num_speculative_tokens=after)
+    seen = watched_after(drifted, now, tmp_path)
+    assert (seen.verdict, seen.requests, seen.unjudged_requests) == ("watching", 0, 200)
+    assert not seen.recovered
 
 
 def test_a_few_lookups_before_the_fall_are_no_level_to_come_back_to(drifted: Drifted, tmp_path: Path) -> None:
