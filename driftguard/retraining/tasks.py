@@ -27,7 +27,7 @@ from driftguard.retraining.due import (
     is_score_due,
     why_not,
 )
-from driftguard.retraining.engines.engine_admin import engine_of
+from driftguard.retraining.engines.engine_admin import EngineAway, EngineRefused, engine_of
 from driftguard.retraining.ledger.outcome import Trigger
 from driftguard.retraining.promotion import restart
 from driftguard.retraining.promotion.reconcile import end_killed, settle
@@ -46,6 +46,7 @@ NAMESPACE: Final = "retraining"
 # Seconds between two looks at what is known only after minutes: that a scoring was killed, or that another
 # draft serves.
 RARELY: Final = 60.0
+REFUSED_SECONDS: Final = 60.0  # before an engine is asked again that has refused what settles it
 _Incidents = Sequence[tuple[Incident, Stream]]
 log = structlog.get_logger(__name__)
 
@@ -65,6 +66,7 @@ class RetrainingJobs:
         self._should_stop = should_stop
         self._rare_look_at = -math.inf
         self._unsettled_because: dict[str, str] = {}
+        self._refused_at: dict[str, float] = {}
 
     @property
     def blueprint(self) -> procrastinate.Blueprint:
@@ -93,9 +95,13 @@ class RetrainingJobs:
     def settle(self, server: str) -> None:
         """Finishes what a killed run began, rolls back, or notes which draft somebody else has put into
         service; asked again later where that fails."""
+        if time.monotonic() - self._refused_at.get(server, -math.inf) < REFUSED_SECONDS:
+            return
         try:
             settle(self._database, self._settings, server, self._should_stop)
         except DriftGuardError as error:
+            if isinstance(error, EngineRefused) and not isinstance(error, EngineAway):
+                self._refused_at[server] = time.monotonic()
             if self._unsettled_because.get(server) != error.detail:  # once per reason, not once per attempt
                 log.warning("cannot settle yet", server=server, reason=error.detail)
             self._unsettled_because[server] = error.detail

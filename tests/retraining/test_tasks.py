@@ -21,6 +21,7 @@ from sqlalchemy import event, text, update
 from driftguard.app import Sidecar
 from driftguard.errors import Conflict
 from driftguard.records.documents.retraining_run import RunNumbers, Watch
+from driftguard.retraining import tasks
 from driftguard.retraining.ledger.outcome import RetrainOutcome
 from driftguard.retraining.run import retrain
 from driftguard.retraining.tasks import NAMESPACE, QUEUE, SETTLING, RetrainingJobs, defer_retraining
@@ -363,3 +364,34 @@ def test_a_target_that_took_the_place_of_another_is_settled(
     jobs.settle("engine-1")
     with drifted.database.session() as session:
         assert list(jobs._unfollowed(session)) == []
+
+
+def test_a_rollback_that_the_engine_refuses_is_told_and_asked_for_once_a_minute(
+    drifted: Drifted,
+    promoted: UUID,
+    engine: EngineStub,
+    jobs: RetrainingJobs,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each attempt costs the requests that it serves, and the worse draft goes on serving."""
+    promoted_an_hour_ago(drifted)
+    with drifted.database.session() as session:
+        run = retrain_runs.find(session, promoted)
+        assert run is not None
+        worse = Watch((), (), 0.05, 400, 0, recovered=False, verdict="worse")
+        run.numbers = replace(retrain_runs.numbers_of(run), watch=worse)
+    engine.refuse = "load"
+    for _ in range(3):
+        jobs.settle("engine-1")
+    assert engine.calls == ["load"]
+    run = runs(drifted.database)[0]
+    reason = run.reason or ""
+    assert run.state == "watching"
+    assert reason.startswith(f"draft {CANDIDATE} accepted less than the one before it")
+    assert f"; draft {drifted.parent} cannot be put back: the engine at {engine.url} answered" in reason
+    assert reason.endswith("with 500: out of memory")
+    engine.refuse = ""
+    monkeypatch.setattr(tasks, "REFUSED_SECONDS", 0.0)
+    jobs.settle("engine-1")
+    assert engine.serving["version"] == drifted.parent
+    assert runs(drifted.database)[0].state == "rolled_back"

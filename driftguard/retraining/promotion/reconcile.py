@@ -39,6 +39,7 @@ from driftguard.retraining.promotion.draft_rows import (
     finish_promotion,
     finish_rollback,
     follow_engine,
+    why_worse,
 )
 from driftguard.retraining.promotion.put_back import LOST, Loss, put_back_if_lost
 from driftguard.retraining.training import workspace
@@ -158,9 +159,15 @@ def _roll_back_if_worse(database: Database, admin: EngineAdmin, info: EngineInfo
             return None
         parent = drafts.find(session, info.server, info.target, run.parent_version)
         directory = parent.directory if parent else None
-    if directory is not None and all(draft.version != run.parent_version for draft in info.drafts):
-        admin.load(Path(directory), run.parent_version)
-    return admin.activate(run.parent_version)
+    try:
+        if directory is not None and all(draft.version != run.parent_version for draft in info.drafts):
+            admin.load(Path(directory), run.parent_version)
+        return admin.activate(run.parent_version)
+    except EngineRefused as error:  # it is asked again, and the worse draft serves until then
+        reason = f"{why_worse(run)}; draft {run.parent_version} cannot be put back: {error.detail}"
+        with database.session() as session:
+            retrain_runs.advance(session, run.id, "watching", reason=reason)
+        raise
 
 
 def _settle_run(
