@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -129,6 +131,34 @@ def test_commands_and_settings_are_ours(
     settings = settings_of(monkeypatch, variables)
     assert {engine.admin_url for engine in settings.engines} <= {"http://engine:8100"}
     assert {source.server for source in settings.sources} <= {"chat-0"}
+
+
+def nightly(directory: Path, *lines: str) -> subprocess.Popen[bytes]:
+    """The command of the CronJob, with these lines for `driftguard`; it has begun."""
+    program = directory / "driftguard"
+    program.write_text("\n".join(["#!/bin/sh", *lines]) + "\n")
+    program.chmod(0o755)
+    (container,) = [one for _, _, pod in PODS for one in pod["containers"] if one["name"] == "retrain"]
+    return subprocess.Popen(
+        container["command"], env={"PATH": f"{directory}:{os.defpath}"}, stdout=subprocess.PIPE
+    )
+
+
+@pytest.mark.parametrize(("code", "told"), [(0, 0), (3, 0), (4, 0), (1, 1), (2, 2)])
+def test_the_nightly_job_tells_how_its_command_ended(tmp_path: Path, code: int, told: int) -> None:
+    with nightly(tmp_path, f"exit {code}") as process:
+        assert process.wait(60) == told
+
+
+def test_the_nightly_job_ends_its_command_with_the_pod(tmp_path: Path) -> None:
+    """Which removes its copies of captured requests then."""
+    lines = ["trap 'echo ended; exit 1' TERM", "echo begun", "for _ in 1 2 3 4 5 6 7 8 9; do sleep 0.2; done"]
+    with nightly(tmp_path, *lines) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"begun\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.read() == b"ended\n"
+        assert process.wait(60) == 1
 
 
 def settings_of(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> Settings:
