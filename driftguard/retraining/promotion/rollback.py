@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from driftguard.errors import BadInput, BadSettings, Conflict
 from driftguard.retraining.engines.connect import connect
-from driftguard.retraining.engines.engine_admin import EngineAdmin, EngineDraft, EngineInfo
+from driftguard.retraining.engines.engine_admin import EngineAdmin, EngineDraft, EngineInfo, EngineRefused
 from driftguard.retraining.ledger import incident_notes
 from driftguard.retraining.promotion import restart
 from driftguard.retraining.promotion.draft_rows import put_in_service
@@ -60,10 +60,20 @@ def roll_back(
             return restart.roll_back_by_hand(database, engine, info, parent, told)
         if all(draft.version != parent.version for draft in info.drafts):
             engine.load(_directory(parent), parent.version)
-        serving = engine.activate(parent.version)
+        serving = _activate(engine, parent.version)
         with database.session() as session:
             _follow(session, info, serving, told)
     return serving
+
+
+def _activate(engine: EngineAdmin, version: str) -> EngineDraft:
+    try:
+        return engine.activate(version)
+    except EngineRefused:
+        serving = engine.info().draft  # the answer may be lost although the engine acted
+        if serving.version != version:
+            raise
+        return serving
 
 
 def _parent(database: Database, info: EngineInfo) -> Draft:

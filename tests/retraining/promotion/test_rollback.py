@@ -81,6 +81,17 @@ def test_the_draft_before_is_loaded_and_serves_again(
     assert incident_states(database, run.incident_id) == ["open", "mitigating", "open"]
 
 
+def test_a_rollback_that_was_done_and_not_answered_is_told_as_done(
+    database: Database, settings: Settings, engine: EngineStub
+) -> None:
+    run = promoted(database, settings)
+    engine.lose = "activate"
+    assert take_back(database, settings) == OLD
+    assert states(database) == {OLD: "in_service", NEW: "rolled_back"}
+    ended = found(database, run.id)
+    assert (ended.state, ended.reason) == ("rolled_back", "rolled back to draft v1 by hand: it loops")
+
+
 def test_a_promotion_that_stood_keeps_its_ending_and_tells_what_came_after(
     database: Database, settings: Settings, engine: EngineStub
 ) -> None:
