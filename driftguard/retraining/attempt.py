@@ -4,7 +4,8 @@ the reason."""
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -25,7 +26,7 @@ from driftguard.retraining.promotion.reconcile import settle_locked
 from driftguard.retraining.training import checksums, workspace
 from driftguard.retraining.training.evaluation import read_measurements
 from driftguard.retraining.training.gate import GroupScores, decide
-from driftguard.retraining.training.plan import Plan
+from driftguard.retraining.training.plan import MINIMUM_HELD_OUT, Plan
 from driftguard.retraining.training.process import (
     CorporaEvaluation,
     CorpusOrder,
@@ -126,7 +127,27 @@ def _collect(job: Job, files: Workspace, traffic: Traffic, planned: Plan) -> Req
         (files.replay, planned.replay),
         (files.held_out, planned.held_out),
     )
-    return RequestCounts(*(write_requests(path, traffic.read(keys), planned.groups) for path, keys in parts))
+    written = [write_requests(path, traffic.read(keys), planned.groups) for path, keys in parts]
+    _check_left(job, planned, written[0], written[2])
+    return RequestCounts(*(part.total() for part in written))
+
+
+def _check_left(job: Job, planned: Plan, train: Counter[str], held_out: Counter[str]) -> None:
+    """Raises TrainingFailed where so many captured requests were deleted since the plan that it would not
+    have been made."""
+
+    def changed(groups: Iterable[str]) -> int:
+        return sum(group.startswith("changed:") for group in groups)
+
+    held, wanted_held = changed(held_out.elements()), changed(planned.groups[key] for key in planned.held_out)
+    left, wanted = train.total() + held, len(planned.train) + wanted_held
+    if held < min(MINIMUM_HELD_OUT, wanted_held) or left < min(
+        job.settings.retraining.minimum_requests, wanted
+    ):
+        raise TrainingFailed(
+            f"captured requests were deleted meanwhile: {left} of {wanted} of the changed traffic are left, "
+            f"{held} of {wanted_held} of those held out for the gate"
+        )
 
 
 def _make(job: Job, kind: CandidateKind, run_id: UUID, files: Workspace, *, has_replay: bool) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -170,6 +171,32 @@ def test_what_serves_instead_by_the_time_the_candidate_is_judged_stays(
     assert told[0] in outcome.reason
     assert run_of(drifted, outcome).state == "failed"
     assert incident_states(drifted.database, drifted.incident_id) == ["open", "mitigating", "open"]
+
+
+@pytest.mark.usefixtures("training_here")
+@pytest.mark.parametrize(("kept", "told"), [(0, "0 of 4"), (100, "[0-9]+ of 4"), (199, None)])
+def test_captured_requests_that_are_deleted_before_they_are_read_decide_nothing(
+    drifted: Drifted, engine: EngineStub, kept: int, told: str | None
+) -> None:
+    """By their retention, or by somebody who asked for it: what is left is judged as what was there."""
+
+    def delete_most(progress: Progress) -> None:
+        if progress.stage == "collecting":
+            with drifted.database.session() as session:
+                newest = (
+                    "SELECT record_id FROM captures WHERE segment = :segment ORDER BY id DESC LIMIT :kept"
+                )
+                of_segment = f"DELETE FROM captures WHERE segment = :segment AND record_id NOT IN ({newest})"
+                session.execute(text(of_segment), {"segment": NEW, "kept": kept})
+
+    outcome = retrain(drifted.database, drifted.settings, on_progress=delete_most)
+    if told is None:
+        assert outcome.state == "promoted"
+    else:
+        assert outcome.state == "failed"
+        left = f"captured requests were deleted meanwhile: {kept} of 200 of the changed traffic are left"
+        assert re.match(f"{left}, {told}", outcome.reason)
+        assert engine.calls == []
 
 
 @pytest.mark.usefixtures("training_here")

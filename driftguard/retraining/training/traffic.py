@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -86,9 +87,10 @@ def traffic_of_file(path: Path) -> Traffic:
     return Traffic(requests, read)
 
 
-def write_requests(path: Path, rows: Iterable[TokenIds], groups: Mapping[str, str]) -> int:
-    """Writes a file for the training process; returns how many. A capture deleted meanwhile is left out."""
-    written = 0
+def write_requests(path: Path, rows: Iterable[TokenIds], groups: Mapping[str, str]) -> Counter[str]:
+    """Writes a file for the training process; returns how many of each group. A capture deleted meanwhile is
+    left out."""
+    written: Counter[str] = Counter()
     encoder = msgspec.json.Encoder()
     with path.open("wb") as file:
         for key, prompt, output in rows:
@@ -98,7 +100,7 @@ def write_requests(path: Path, rows: Iterable[TokenIds], groups: Mapping[str, st
                 "output_token_ids": output,
             }
             file.write(encoder.encode(line) + b"\n")
-            written += 1
+            written[groups[key]] += 1
     return written
 
 
