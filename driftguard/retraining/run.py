@@ -109,7 +109,6 @@ def _free(
     has_told = False
     while True:
         info = engine.info()
-        _check_name(info, name)
         with retrain_runs.try_lock(database, info.server, info.target) as lock:
             if lock is not None:
                 yield lock, engine.info()  # who held it may have changed what serves
@@ -225,14 +224,6 @@ def _plan_rules(settings: Settings) -> PlanRules:
         wait=timedelta(seconds=rules.wait_seconds),
         heldout_fraction=rules.heldout_fraction,
     )
-
-
-def _check_name(info: EngineInfo, server: str) -> None:
-    if info.server != server:
-        raise EngineRefused(
-            f"the engine calls itself {info.server!r}, the settings call it {server!r}: "
-            "no records of that name will be found; start it with --server-name, or change engines.server"
-        )
 
 
 def _nothing_to_do(job: Job, incident_id: UUID | None, nothing: NothingToDo) -> RetrainOutcome:

@@ -26,4 +26,4 @@ def connect(
     if engine.admin_url is None:
         return RestartedEngine(database, engine, settings.retraining, should_stop)
     key = engine.api_key.get_secret_value() if engine.api_key else None
-    return EngineAdmin(engine.admin_url, key)
+    return EngineAdmin(engine.admin_url, key, engine.server)

@@ -83,16 +83,25 @@ Answer = TypeVar("Answer", EngineDraft, EngineInfo)
 
 
 class EngineAdmin:
-    """Calls of one engine. Every method raises EngineRefused."""
+    """Calls of one engine. Every method raises EngineRefused.
 
-    def __init__(self, url: str, key: str | None) -> None:
+    `server`: what it must call itself, or nothing that it says is taken; None: anything."""
+
+    def __init__(self, url: str, key: str | None, server: str | None = None) -> None:
+        self._server = server
         self._url = url.rstrip("/")
         self._shown = address(url)
         self._secrets = Secrets([*secrets_of_url(url), key or ""])
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     def info(self) -> EngineInfo:
-        return _decode(self._call("GET", "/admin/info"), EngineInfo)
+        found = _decode(self._call("GET", "/admin/info"), EngineInfo)
+        if self._server not in (None, found.server):
+            raise EngineRefused(
+                f"the engine calls itself {found.server!r}, the settings call it {self._server!r}: "
+                "no records of that name will be found; start it with --server-name, or change engines.server"
+            )
+        return found
 
     def load(self, directory: Path, version: str) -> EngineDraft:
         """Loads a draft beside the one in service; loading it again changes nothing."""

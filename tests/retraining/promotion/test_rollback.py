@@ -12,6 +12,7 @@ import pytest
 from driftguard.errors import BadInput, Conflict
 from driftguard.retraining.engines.engine_admin import EngineAdmin, EngineDraft, EngineRefused
 from driftguard.retraining.promotion.draft_rows import finish_promotion, put_in_service
+from driftguard.retraining.promotion.reconcile import settle
 from driftguard.retraining.promotion.rollback import roll_back
 from driftguard.settings import Settings
 from driftguard.store import drafts, retrain_runs
@@ -123,6 +124,21 @@ def test_what_cannot_be_taken_back_is_said_and_stays(
         take_back(database, settings)
     with pytest.raises(BadInput, match="'other' is not among the engines"):
         roll_back(database, settings, server="other", draft_version=NEW, reason="x")
+    assert engine.calls == []
+    assert states(database) == {OLD: "retired", NEW: "in_service"}
+
+
+def test_another_server_at_the_address_is_left_alone(
+    database: Database, settings: Settings, engine: EngineStub
+) -> None:
+    """Two servers may serve the same draft, and change their addresses."""
+    promoted(database, settings)
+    engines = [one.model_copy(update={"server": "engine-2"}) for one in settings.engines]
+    other = settings.model_copy(update={"engines": engines})
+    with pytest.raises(EngineRefused, match="calls itself 'engine-1', the settings call it 'engine-2'"):
+        roll_back(database, other, server="engine-2", draft_version=NEW, reason="it loops")
+    with pytest.raises(EngineRefused, match="calls itself 'engine-1'"):
+        settle(database, other, "engine-2")
     assert engine.calls == []
     assert states(database) == {OLD: "retired", NEW: "in_service"}
 
