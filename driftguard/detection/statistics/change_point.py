@@ -47,11 +47,26 @@ def locate(bets: Floats) -> Located:
     the past.
     Paper: Saha, Ramdas 2025 (localisation by the evidence of an e-detector).
     """
-    products = np.cumsum(np.log(bets)[::-1], axis=0)[::-1]  # [T, BETS] log of P_kj
-    point = int(products.max(axis=1).argmax())
+    products = _products(bets)
+    point = _largest(products)
     weights = np.exp(products - products.max()).sum(axis=1)  # [T]
     first, last = _shortest_run(weights, point, HELD_EVIDENCE)
     return Located(point, first, last)
+
+
+def likeliest_point(bets: Floats) -> int:
+    """The change point of `locate`, for those who need no interval."""
+    return _largest(_products(bets))
+
+
+def _products(bets: Floats) -> Floats:
+    """[T, BETS] log of P_kj."""
+    products: Floats = np.cumsum(np.log(bets)[::-1], axis=0)[::-1]
+    return products
+
+
+def _largest(products: Floats) -> int:
+    return int(products.argmax() // products.shape[1])
 
 
 def between_levels(at: Located, moved: Floats) -> int:

@@ -58,7 +58,7 @@ from driftguard.detection.state.stream_state import (
 from driftguard.detection.statistics.baseline import REQUESTS, Baselines, baselines, line_of, sessions_tell
 from driftguard.detection.statistics.bets import DOWN, UP, mean_over_bets
 from driftguard.detection.statistics.block_differences import inflation_shown
-from driftguard.detection.statistics.change_point import changed_stretch, locate
+from driftguard.detection.statistics.change_point import changed_stretch, likeliest_point
 from driftguard.detection.statistics.long_run_variance import (
     LIKE_SECONDS,
     OF_REQUESTS,
@@ -379,7 +379,7 @@ def _doubtful_from(state: StreamState, base: Baselines, rows: Columns, code: int
             continue
         since = own[np.flatnonzero(own.ordinal > state.evidence_since[direction])]
         if len(since) and evidence_in(state, code, direction) >= SUSPECTED:
-            start = locate(bets_on(state, base, since, rise=direction == 1)).point
+            start = likeliest_point(bets_on(state, base, since, rise=direction == 1))
             if len(since) - start <= patience:
                 begins.append(int(since.ordinal[start]))
     return min(begins)

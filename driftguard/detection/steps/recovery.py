@@ -49,7 +49,7 @@ from driftguard.detection.state.stream_state import (
 )
 from driftguard.detection.statistics.baseline import Baselines
 from driftguard.detection.statistics.bets import NOT_CUT, Floats, mean_over_bets, running_sums
-from driftguard.detection.statistics.change_point import locate
+from driftguard.detection.statistics.change_point import likeliest_point
 from driftguard.detection.steps.evidence import bets_against, halfway_at_least
 from driftguard.detection.steps.expectation import acceptance_over, at_baseline
 from driftguard.records import MAX_SEGMENTS_PER_STREAM
@@ -181,7 +181,7 @@ def _back(
     if len(own) == 0:
         return None
     halfway = np.full(len(own), incident.halfway[place])
-    begun = locate(recovery_bets(state, base, own, halfway, fall=direction == 0)).point
+    begun = likeliest_point(recovery_bets(state, base, own, halfway, fall=direction == 0))
     back = own[begun:]
     after = acceptance_over(state, back)
     return SegmentChange(state.names[code], at_baseline(state, back), after, float(incident.evidence[place]))
