@@ -50,7 +50,7 @@ def is_confirmed(
     if SHARES[direction] * of_others / 2.0 >= threshold:
         return True
     careful = replace(base, unseen=base.unseen + _wider(state, base, young, history))
-    return _total(evidence_anew(state, careful, ignore, history), direction) >= threshold
+    return _total(evidence_anew(state, careful, ignore, history, [direction]), direction) >= threshold
 
 
 def looked_at_later(state: StreamState, direction: int) -> StreamState:

@@ -184,35 +184,50 @@ def without_evidence(state: StreamState, direction: int) -> StreamState:
     return replace(state, stream_evidence=stream, stratum_evidence=strata, evidence_since=since)
 
 
-def evidence_anew(state: StreamState, base: Baselines, ignore: float, history: Columns) -> StreamState:
-    """The state with its evidence collected anew from the history [T], which ends with its last observation.
+def evidence_anew(
+    state: StreamState,
+    base: Baselines,
+    ignore: float,
+    history: Columns,
+    directions: Sequence[int] = (0, 1),
+) -> StreamState:
+    """The state with its evidence of these directions collected anew from the history [T], which ends with
+    its last observation.
 
     What is older than the history is lost, and so is the age of sessions: both make evidence smaller.
     """
-    after, total = state, int(state.drafted_requests.sum())
     history = with_margins(state, base, ignore, history)
-    for direction, lanes in enumerate((DOWN, UP)):
-        since = np.maximum(state.evidence_since[direction], state.ready_ordinal)[history.stratum]
-        first = int(np.searchsorted(history.ordinal, state.evidence_since[direction], side="right"))
-        rows = history[np.flatnonzero(state.ready[history.stratum] & (history.ordinal > since))]
-        seen = total - (len(history) - first)
-        blank = replace(
-            state,
-            stream_evidence=np.zeros(LANES),
-            stratum_evidence=np.zeros_like(state.stratum_evidence),
-            begun=np.where(watched_segments(state), seen, 0),
-        )
-        run = _watch(blank, base, rows, seen)
+    # Most streams have counted their evidence of both directions since the same observation.
+    runs = {
+        since: _run_since(state, base, history, since)
+        for since in {state.evidence_since[d] for d in directions}
+    }
+    after = state
+    for direction in directions:
+        run, lanes = runs[state.evidence_since[direction]], (DOWN, UP)[direction]
         if len(run.places) == 0:
             after = without_evidence(after, direction)
             continue
         stream, strata = after.stream_evidence.copy(), after.stratum_evidence.copy()
         stream[lanes] = run.of_stream.evidence[-1, lanes]
-        strata[:, lanes] = last_per_group(blank.stratum_evidence, run.stratum, run.of_stratum.evidence)[
-            :, lanes
-        ]
+        none = np.zeros_like(strata)
+        strata[:, lanes] = last_per_group(none, run.stratum, run.of_stratum.evidence)[:, lanes]
         after = replace(after, stream_evidence=stream, stratum_evidence=strata)
     return after
+
+
+def _run_since(state: StreamState, base: Baselines, history: Columns, since: int) -> WatchRun:
+    """The evidence of what comes after the ordinal `since` in the history, from nothing."""
+    from_then_on = np.maximum(since, state.ready_ordinal)[history.stratum]
+    rows = history[np.flatnonzero(state.ready[history.stratum] & (history.ordinal > from_then_on))]
+    seen = int(state.drafted_requests.sum()) - int((history.ordinal > since).sum())
+    blank = replace(
+        state,
+        stream_evidence=np.zeros(LANES),
+        stratum_evidence=np.zeros_like(state.stratum_evidence),
+        begun=np.where(watched_segments(state), seen, 0),
+    )
+    return _watch(blank, base, rows, seen)
 
 
 def segment_evidence(state: StreamState, direction: int) -> Floats:
