@@ -177,8 +177,8 @@ def _newest(state: StreamState, base: Baselines, rows: Columns, code: int) -> _N
 
 def _watched(state: StreamState, rows: Columns, code: int) -> Columns:
     """Those of the stratum that were held against its baseline."""
-    own = rows[np.flatnonzero((rows.stratum == code) & (rows.ordinal > state.ready_ordinal[code]))]
-    return own[np.flatnonzero(own.expected > 0.0)]  # 0: of a reference period that ended before them
+    held = rows.expected > 0.0  # 0: of a reference period that ended before them
+    return rows[np.flatnonzero((rows.stratum == code) & (rows.ordinal > state.ready_ordinal[code]) & held)]
 
 
 def _runs(state: StreamState, code: int, ordinal: Ints, residual: Floats) -> list[Floats]:
@@ -371,14 +371,16 @@ def _may_have_wandered(state: StreamState, base: Baselines, code: int, changed: 
 def _doubtful_from(state: StreamState, base: Baselines, rows: Columns, code: int) -> int:
     """The ordinal from which on the stratum's observations may be those of a change, or past all of them."""
     patience = _patience(state, base, code)
-    own = rows[np.flatnonzero((rows.stratum == code) & (rows.ordinal > state.ready_ordinal[code]))]
     begins = [state.ordinal + 1]
     for direction, incident in enumerate(state.incidents):
         if incident is not None and state.segment_of_stratum[code] in incident.segments:
             begins.append(incident.change_point)
             continue
-        since = own[np.flatnonzero(own.ordinal > state.evidence_since[direction])]
-        if len(since) and evidence_in(state, code, direction) >= SUSPECTED:
+        if evidence_in(state, code, direction) < SUSPECTED:
+            continue
+        behind = max(state.ready_ordinal[code], state.evidence_since[direction])
+        since = rows[np.flatnonzero((rows.stratum == code) & (rows.ordinal > behind))]
+        if len(since):
             start = likeliest_point(bets_on(state, base, since, rise=direction == 1))
             if len(since) - start <= patience:
                 begins.append(int(since.ordinal[start]))
