@@ -128,9 +128,7 @@ class Offers:
 
 def charged(bets: Floats, staked: Floats, inflation: Floats) -> Floats:
     """Bets less what dependence costs them."""
-    if (inflation == 1.0).all():
-        return bets
-    less: Floats = bets * np.exp(-(inflation - 1.0) * staked * staked / 2.0)
+    less: Floats = bets * np.exp((1.0 - inflation) * staked * staked / 2.0)
     return less
 
 
@@ -320,7 +318,6 @@ def aging_sums(start: Running, group: NDArray[np.intp], requests: InSessions, st
     of_first = np.tile(STAKES, requests.gain.shape[1] // BETS) * requests.scale[:, None]
     of_first /= requests.inflation[:, None]
     of_lane = [rounds.ordered(part) for part in (of_first, requests.most, requests.gain)]
-    inflated = bool((requests.inflation != 1.0).any())
     after = Running(np.empty_like(requests.gain), np.empty_like(requests.gain))
     columns_of_all = [after.evidence, after.mean_start, *of_lane, *of_request]
     current, done = start[rounds.longest_first], 0
@@ -337,10 +334,7 @@ def aging_sums(start: Running, group: NDArray[np.intp], requests: InSessions, st
                 np.divide(sums * means + begin_now, worth, out=means_after)
                 shown = np.maximum(means_after * slope + shown_new, least)
                 staked = np.minimum(first * shown, most)
-                bets = 1.0 + staked * gain
-                if inflated:
-                    bets = charged(bets, staked, inflation)
-                np.multiply(worth, bets, out=sums_after)
+                np.multiply(worth, charged(1.0 + staked * gain, staked, inflation), out=sums_after)
                 # As in running_sums; the mean start is no number beyond.
                 np.minimum(sums_after, LARGEST_SUM, out=sums_after)
                 sums, means = sums_after, means_after
