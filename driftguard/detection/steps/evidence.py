@@ -145,9 +145,11 @@ def run_evidence(
     run = Running(np.empty((len(group), LANES)), np.empty((len(group), LANES)))
     for sums, chosen in ((_ageless, ~in_sessions), (_aging, in_sessions)):
         own = np.flatnonzero(chosen[stream])
-        if len(own):
+        if 0 < len(own) < len(rows):
             both = np.concatenate([own, own + len(rows)])
             run[both] = sums(state, base, rows[own], clock[own], start, group[both], begin[both])
+        elif len(own):  # all of them, as those of one stream always
+            run = sums(state, base, rows, clock, start, group, begin)
     of_stream, of_stratum = run[: len(rows)], run[len(rows) :]
     totals = _totals(strata.evidence, stream_of, rows.stratum, of_stream.evidence, of_stratum.evidence)
     return WatchRun(np.arange(len(rows)), clock, rows.stratum, of_stream, of_stratum, totals)
