@@ -100,10 +100,13 @@ def fold(
     while done < len(rows):
         state, found, done = _step(config, before, state, batch, rows, done)
         findings += found
-    state = counted(before, state, batch)
-    missed = state.windows_after_gap + int(gap.sum())
-    state = replace(state, k_newest=k_newest, k_changes=k_changes)
-    return replace(state, last_window_ended_at=last_end, windows_after_gap=missed), findings
+    of_batch = {
+        "k_newest": k_newest,
+        "k_changes": k_changes,
+        "last_window_ended_at": last_end,
+        "windows_after_gap": state.windows_after_gap + int(gap.sum()),
+    }
+    return changed(counted(before, state, batch), of_batch), findings
 
 
 def _step(
