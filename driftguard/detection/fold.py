@@ -123,7 +123,7 @@ def _step(
     base = baselines(state.reference, state.inflation, state.measured_at, state.of_windows)
     part = with_effects(state, rows[start : _step_end(config, state, rows, start)])
     seen = int(state.drafted_requests.sum())
-    earlier, _ = _sessions(state, part, seen)
+    earlier, sessions = _sessions(state, part, seen)
     part = predicted(state, base, config.ignore, part, earlier)
     threshold = config.threshold(state.requests_per_day)
     run = watch(state, base, part)
@@ -138,7 +138,10 @@ def _step(
     events = alarms + [test.first_decided() for runs in tests for test in runs.values()]
     stop = min((place for place in events if place is not None), default=len(part) - 1) + 1
 
-    state = _with_rows(config, keep_evidence(state, run, stop), base, part[:stop])
+    if stop < len(part):
+        _, sessions = _sessions(state, part[:stop], seen)
+    state = keep_evidence(state, run, stop)
+    state = _with_rows(config, state, base, part[:stop], earlier[:stop], sessions)
     for direction, incident in enumerate(state.incidents):
         if incident is not None:
             incident = keep_tests(incident, tests[direction], stop, seen, config.history)
@@ -207,9 +210,16 @@ def _step_end(config: DetectorConfig, state: StreamState, rows: Columns, start: 
     return start + rows_until_cycle_counts(state, rows[start:end])
 
 
-def _with_rows(config: DetectorConfig, state: StreamState, base: Baselines, rows: Columns) -> StreamState:
-    """The state that has put these rows in its history, sessions, days, weeks and reference periods."""
-    earlier, sessions = _sessions(state, rows, int(state.drafted_requests.sum()))
+def _with_rows(
+    config: DetectorConfig,
+    state: StreamState,
+    base: Baselines,
+    rows: Columns,
+    earlier: Floats,
+    sessions: OpenSessions,
+) -> StreamState:
+    """The state that has put these rows in its history, days, weeks and reference periods. `earlier` and
+    `sessions`: see `_sessions`."""
     state = with_reference(state, rows, earlier)
     return changed(
         state,
