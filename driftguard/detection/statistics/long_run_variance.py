@@ -105,8 +105,9 @@ def add_to_blocks(blocks: Floats, before: int, x: Floats, log_length: Floats) ->
         if len(sums) == 0:
             break
         own_x, own_l = sums.T
-        added = np.stack([own_x * own_x, own_x * own_l, own_l * own_l, own_x, own_l], axis=1)
-        after[scale, :5] = np.add.accumulate(np.vstack([after[scale, :5], added]), axis=0)[-1]
+        added = np.stack([own_x * own_x, own_x * own_l, own_l * own_l, own_x, own_l])
+        added[:, 0] += after[scale, :5]
+        after[scale, :5] = np.add.accumulate(added, axis=1)[:, -1]
         if before >> scale & 1:
             sums = np.vstack([after[scale, 5:], sums])
         after[scale, 5:] = sums[-1] if len(sums) % 2 else 0.0
