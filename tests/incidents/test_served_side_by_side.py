@@ -30,8 +30,10 @@ def serve_both(
 ) -> None:
     """Two requests of each in turn; folded and examined after each minute or so."""
     for start in range(0, pairs, 30):
+        served: list[AcceptanceRecord] = []
         for _ in range(min(30, pairs - start)):
-            store(database, [*traffic.draw(2, first), *second(traffic.draw(2, WORSE))])
+            served += [*traffic.draw(2, first), *second(traffic.draw(2, WORSE))]
+        store(database, served)
         fold_all(database)
 
 
@@ -78,11 +80,11 @@ def test_the_target_that_was_replaced_is_found_beside_one_that_goes_on(database:
     beside = of_target(traffic.draw(200, WORSE), "small")
     store(database, beside)
     store(database, traffic.draw(600, GOOD))
+    served: list[AcceptanceRecord] = []
     for _ in range(450):
-        store(
-            database,
-            [*second_target(traffic.draw(2, WORSE)), *of_target(traffic.draw(1, {"other": 0.5}), "small")],
-        )
+        served += second_target(traffic.draw(2, WORSE))
+        served += of_target(traffic.draw(1, {"other": 0.5}), "small")
+    store(database, served)
     fold_all(database)
     told = [each.diagnosis.summary for each in all_incidents(database) if each.diagnosis]
     assert told == ["the target was replaced (target before)"]
