@@ -5,7 +5,7 @@ Evidence hold those with drafted tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from typing import Any
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from driftguard.detection.observations import ObservationBatch
 from driftguard.detection.state.history import COLUMNS
-from driftguard.detection.state.stream_state import StreamState, changed
+from driftguard.detection.state.stream_state import StreamState
 from driftguard.detection.statistics.sessions import Keys, OpenSessions, session_keys, sums_before
 
 Ints = NDArray[np.int64]
@@ -199,7 +199,7 @@ def counts_of(batch: ObservationBatch, starts: Ints) -> list[Counts]:
 def counted(before: StreamState, state: StreamState, batch: ObservationBatch) -> StreamState:
     """`state` with the totals of `before` and the whole batch."""
     (counts,) = counts_of(batch, np.zeros(1, dtype=np.int64))
-    return changed(state, counts.after(before))
+    return replace(state, **counts.after(before))
 
 
 def requests_since(state: StreamState, ordinal: int, most: int) -> int:
