@@ -10,7 +10,7 @@ Condition = Literal[
     "idle",  # no token was generated since the previous scrape
     "stalled",  # nor for the requests that were running all the while
     "drafting_stopped",  # tokens were generated without any draft token
-    "not_speculating",  # its metrics have never shown speculation
+    "not_speculating",  # nor is it known to have drafted ever, also before its last start
     "metrics_hidden",  # its answer has no metrics of a serving engine
     "incomplete",  # its metrics need a setting, which is named
     "unreadable",  # it answers, but not with metrics

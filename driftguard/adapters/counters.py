@@ -66,9 +66,10 @@ class CounterAdapter:
 
     def windows(self, before: Reading, after: Reading, known: Identity) -> Sequence[Window]:
         increase = Increase.between(before, after, self._counters)
+        counted = self.drafted if after.of(self.drafted) else self.generated
         if not self.names_target:
-            return [self._window(None, increase, before, after, known)] if after.of(self.drafted) else []
-        targets = sorted(after.values_of(self.drafted, "model_name"))
+            return [self._window(None, increase, before, after, known)] if after.of(counted) else []
+        targets = sorted(after.values_of(counted, "model_name"))
         return [self._window(target, increase, before, after, known) for target in targets]
 
     def _window(
@@ -95,6 +96,7 @@ class CounterAdapter:
             time_to_first_token_seconds=increase.mean(self.ttft, **labels) if self.ttft else None,
             time_per_output_token_seconds=self._seconds_per_token(increase, labels),
             concurrency=running,
+            counts_drafts=bool(after.of(self.drafted)),
             is_stalled=self.counts_as_it_goes
             and not generated
             and bool(running and self._running(before, labels)),

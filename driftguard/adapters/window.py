@@ -52,6 +52,7 @@ class Window:
     time_to_first_token_seconds: float | None = None
     time_per_output_token_seconds: float | None = None
     concurrency: int | None = None
+    counts_drafts: bool = True  # else its metrics have no counters of drafts, as without speculation
     is_stalled: bool = False  # requests ran at both ends, and of none a token was counted
     waiting_requests: int | None = None
     started_requests: int | None = None  # that gave their first token
@@ -66,6 +67,8 @@ class Window:
     def condition(self) -> Condition:
         if self.drafted:
             return "reporting"
+        if not self.counts_drafts:
+            return "not_speculating"
         if not self.generated:
             return "stalled" if self.is_stalled else "idle"
         if self.goes_on:

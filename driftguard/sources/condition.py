@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from driftguard.adapters.adapter import Adapter
@@ -40,13 +40,19 @@ def judge(
     url: str = "",
     was_probed: WasProbed = never_probed,
     unfinished: Unfinished | None = None,
+    *,
+    has_drafted: bool = False,
 ) -> Judged:
     """`before`: the reading at which the last stored window ended; None if there is none. `unfinished`: as it
-    was judged with the reading before this one. Raises Incomplete."""
+    was judged with the reading before this one. `has_drafted`: the server did, if perhaps before its last
+    start: where it does not any more, it has stopped. Raises Incomplete."""
     try:
         windows = adapter.windows(before or reading, reading, known)
     except LeftOut as reason:
         return Judged("reporting", f"a window was left out: {reason}")
+    never = condition_of(windows) == "not_speculating"  # since its start
+    if never and has_drafted:
+        windows = [replace(window, speculated_before=True, counts_drafts=True) for window in windows]
     condition = condition_of(windows)
     if condition == "not_speculating":
         return Judged(condition, f"{adapter.name} answers, but does not speculate; {adapter.speculate}")
@@ -57,7 +63,10 @@ def judge(
     if any(window.goes_on or (window.precision and not window.drafted) for window in windows):
         return _judge_unfinished(adapter, before, reading, known, unfinished or Unfinished(before, before))
     stored = [window for window in windows if window.condition in RECORDED]
-    return Judged(condition, _advice(condition, adapter, windows), stored)
+    advice = _advice(condition, adapter, windows)
+    if never and condition == "drafting_stopped":
+        advice = f"{advice}, and has not drafted since it started; {adapter.speculate}"
+    return Judged(condition, advice, stored)
 
 
 def _judge_unfinished(

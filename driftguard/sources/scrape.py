@@ -106,7 +106,14 @@ async def _scrape(
         source.ask_again()
     await _ask_version(client, source, adapter.kind, reading)
     judged = judge(
-        adapter, source.before, reading, source.identity, source.url, was_probed, source.unfinished
+        adapter,
+        source.before,
+        reading,
+        source.identity,
+        source.url,
+        was_probed,
+        source.unfinished,
+        has_drafted=source.has_drafted,
     )
     speculates = judged.condition != "not_speculating"
     if speculates and not adapter.names_target and source.identity.target is None:
@@ -116,6 +123,7 @@ async def _scrape(
             source.before, source.unfinished = reading, None
             return judged.condition, f"a window was left out: {why}"
         records = [window.record(source.identity) for window in judged.windows]
+        source.has_drafted = source.has_drafted or any(record.drafted for record in records)
         source.has_contradicted = False
         refusals = (await asyncio.wrap_future(submit(records))).refusals(records) if records else []
     except RecordError as error:

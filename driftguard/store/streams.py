@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Final, Literal
 
-from sqlalchemy import ARRAY, Text, func, insert, literal, select, tuple_, update
+from sqlalchemy import ARRAY, Text, exists, func, insert, literal, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from driftguard.records import MAX_SEGMENTS_PER_STREAM, OTHER_SEGMENT, AcceptanceRecord, StreamKey
@@ -182,6 +182,10 @@ def of_server(session: Session, server: str, target: str | None = None) -> list[
     if target is not None:
         query = query.where(Stream.target == target)
     return [StreamRow(*row) for row in session.execute(query.order_by(Stream.id))]
+
+
+def has_drafted(session: Session, server: str) -> bool:
+    return session.scalar(select(exists().where(Stream.server == server, Stream.method != "none"))) is True
 
 
 def has_older_segments(session: Session, stream_id: int, segment: str) -> bool:

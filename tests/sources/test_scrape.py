@@ -384,6 +384,34 @@ def test_no_speculation_is_told_with_what_turns_it_on(server: Served, stored: St
     assert "--speculative-config" in found.detail
 
 
+def of_a_start_without_speculation(engine: FakeVllm) -> str:
+    return "".join(line for line in engine.text().splitlines(keepends=True) if "spec_decode" not in line)
+
+
+def test_a_server_started_again_without_speculation_has_stopped_drafting(
+    server: Served, stored: Stored
+) -> None:
+    """A vLLM so started has no counters of drafts at all."""
+    engine = FakeVllm(running=0)
+    server.pages["/metrics"] = ok(engine.text)
+    source = source_at(server.url)
+    scraped(source, stored)
+    engine.serve(STEPS)
+    scraped(source, stored)
+    engine.restart(at=engine.started_at + 3_600)
+    engine.running, engine.plain_tokens = 0, 500
+    server.pages["/metrics"] = ok(lambda: of_a_start_without_speculation(engine))
+    found = scraped(source, stored)
+    assert found.condition == "drafting_stopped"
+    assert found.detail == (
+        "vLLM generated 500 tokens without a draft since the last window, and has not drafted since it "
+        "started; start vLLM with --speculative-config"
+    )
+    window = stored.records[-1]
+    assert (window.target, window.drafted, window.steps, window.output_tokens) == (MODEL, 0, 0, 500)
+    assert scraped(source, stored).condition == "idle"
+
+
 def test_the_engine_is_found_where_tensorrt_llm_hides_it(server: Served, stored: Stored) -> None:
     engine = FakeTensorRtLlm()
     server.pages |= {"/prometheus/metrics": ok(engine.text), "/metrics": ok(lambda: '[{"iter": 1}]')}

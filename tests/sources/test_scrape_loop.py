@@ -27,6 +27,7 @@ from tests.alerting.http_receiver import wait_until
 from tests.api.ingest_server import serving
 from tests.conftest import PATIENCE_SECONDS
 from tests.sources.served import Served, ok, served
+from tests.sources.test_scrape import of_a_start_without_speculation
 
 
 @contextmanager
@@ -153,6 +154,28 @@ def test_the_log_says_once_that_drafting_stopped_however_many_tokens_each_window
 
         until(client, are_three)
     assert capfd.readouterr().out.count("without a draft since the last window") == 1
+
+
+def test_a_server_that_drafted_before_the_sidecar_started_has_stopped_drafting(
+    database: Database, tmp_path: Path, server: Served
+) -> None:
+    """As on a machine that was restarted, with both; its vLLM now without --speculative-config."""
+    engine = FakeVllm()
+    server.pages["/metrics"] = ok(engine.text)
+    settings = [{"url": server.url, "server": "chat"}]
+    with sidecar(database, tmp_path, settings) as client:
+        until(client, lambda status: condition(status) is not None)
+        engine.serve([2] * 100)
+        until(client, lambda status: bool(status["streams"]))
+    engine.restart(at=engine.started_at + 3_600)
+
+    def text() -> str:
+        engine.plain_tokens += 50
+        return of_a_start_without_speculation(engine)
+
+    server.pages["/metrics"] = ok(text)
+    with sidecar(database, tmp_path, settings) as client:
+        until(client, lambda status: condition(status) == "drafting_stopped")
 
 
 def test_an_idle_server_is_not_stale_and_one_that_is_gone_is(
