@@ -35,6 +35,8 @@ from driftguard.store.records import BatchResult
 MAX_BYTES: Final = 32 * 2**20
 KEPT_INTERVALS: Final = 2  # for which an idle connection is kept open, if the server allows it
 VERSION_AFTER: Final = timedelta(minutes=5)  # asked again; at once after a restart
+TURNS_FOR: Final = timedelta(minutes=10)
+LEFT_STARTS_KEPT: Final = 64
 HIDDEN: Final = frozenset({404, 405, 501})
 FORBIDDEN: Final = frozenset({401, 403})
 
@@ -102,6 +104,12 @@ async def _scrape(
     client: aiohttp.ClientSession, source: Source, submit: Submit, was_probed: WasProbed, follow: Follow
 ) -> tuple[Condition, str]:
     adapter, reading = await _read(client, source)
+    if _do_several_take_turns(source, reading):
+        source.before, source.unfinished = reading, None
+        raise Incomplete(
+            "several servers answer at its `url` in turns, as behind a load balancer: no window is of one of "
+            "them; give each a source of its own"
+        )
     if source.before is None or has_restarted(source.before, reading):
         source.ask_again()
     await _ask_version(client, source, adapter.kind, reading)
@@ -136,6 +144,18 @@ async def _scrape(
     if refusals:
         return "incomplete", f"not stored: {refusals[0][1]}"
     return judged.condition, judged.detail
+
+
+def _do_several_take_turns(source: Source, reading: Reading) -> bool:
+    """Whether a process answers again after which another one did: none comes back after a restart. Until
+    that has not happened for TURNS_FOR, since two readings in a row may be of the same."""
+    before, now = source.before and source.before.started_at, reading.started_at
+    if before is not None and now is not None and before != now:
+        if now in source.left_starts:
+            source.taking_turns_at = reading.at
+        source.left_starts = (*source.left_starts, before)[-LEFT_STARTS_KEPT:]
+    at = source.taking_turns_at
+    return at is not None and reading.at - at < TURNS_FOR
 
 
 def _note_contradiction(source: Source, reading: Reading, error: RecordError) -> str:

@@ -35,6 +35,8 @@ class Source:
     proxy: str | None  # HTTP proxy through which it is reached
     before: Reading | None = None  # the reading at which the next window begins
     unfinished: Unfinished | None = None  # where that goes on: as it was judged with the newest reading
+    left_starts: tuple[float, ...] = ()  # of the last processes after which another one answered
+    taking_turns_at: datetime | None = None  # when one of those was last seen to answer again
     has_drafted: bool = False  # at any time, also before the server's last start
     has_contradicted: bool = False  # whether no record could hold the counts of its last window
     version: str | None = None  # of the engine, as it told it last

@@ -412,6 +412,43 @@ def test_a_server_started_again_without_speculation_has_stopped_drafting(
     assert scraped(source, stored).condition == "idle"
 
 
+def test_several_servers_that_answer_in_turns_are_told_and_make_no_windows(
+    server: Served, stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As behind a load balancer. Each reading looks like a restart, so that a window would hold all that the
+    other one has counted since its start."""
+    engines = [FakeVllm(started_at=1_750_000_000.0 + 600 * number) for number in range(2)]
+    source = source_at(server.url)
+
+    def scraped_from(engine: FakeVllm) -> Scraped:
+        server.pages["/metrics"] = ok(engine.text)
+        engine.serve(STEPS)
+        return scraped(source, stored)
+
+    for engine in engines:
+        scraped_from(engine)
+    known = len(stored.records)  # the second may be the first one, restarted
+    found = [scraped_from(engines[number]) for number in (0, 1, 1, 0)]
+    assert [one.condition for one in found] == ["incomplete"] * 4
+    assert all("give each a source of its own" in one.detail for one in found)
+    assert len(stored.records) == known
+    monkeypatch.setattr(module, "TURNS_FOR", timedelta())  # that long after the last turn
+    assert scraped_from(engines[0]).condition == "reporting"
+    (record,) = stored.records[known:]
+    assert record.steps == len(STEPS)
+
+
+def test_restarts_in_a_row_are_of_one_server(server: Served, stored: Stored) -> None:
+    engine = FakeVllm()
+    server.pages["/metrics"] = ok(engine.text)
+    source = source_at(server.url)
+    scraped(source, stored)
+    for _ in range(3):
+        engine.restart(at=engine.started_at + 60)
+        engine.serve(STEPS)
+        assert scraped(source, stored).condition == "reporting"
+
+
 def test_the_engine_is_found_where_tensorrt_llm_hides_it(server: Served, stored: Stored) -> None:
     engine = FakeTensorRtLlm()
     server.pages |= {"/prometheus/metrics": ok(engine.text), "/metrics": ok(lambda: '[{"iter": 1}]')}
