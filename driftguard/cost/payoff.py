@@ -9,7 +9,7 @@ from driftguard.records.documents.cost import Cost, Interval, LoadSpeedup
 
 Payoff = Literal["pays", "loses", "uncertain", "unknown"]
 
-UNTIMED: Final = "fewer than ten of the newest requests were timed: send time_per_output_token_seconds"
+UNTIMED: Final = "fewer than ten of the newest requests or windows have time_per_output_token_seconds"
 NOT_DRAFTED: Final = "the newest timed requests had no draft tokens"
 FILLED_IN: Final = (
     "the times of the requests never vary or are too few of a kind, so they were not measured: send the "

@@ -479,3 +479,10 @@ def test_the_speedup_and_the_gain_of_speculation_off_are_one_number() -> None:
         inverse = (1.0 / factor.value, 1.0 / factor.high, 1.0 / factor.low)
         assert (1.0 + off.value, 1.0 + off.low, 1.0 + off.high) == pytest.approx(inverse), f"seed {seed}"
         assert (payoff(cost).state == "loses") is (off.low > 0.0), f"seed {seed}"
+
+
+def test_what_is_missing_is_said_of_a_scraped_server_too_whose_user_sends_nothing() -> None:
+    assert (
+        payoff(None).missing
+        == "fewer than ten of the newest requests or windows have time_per_output_token_seconds"
+    )
