@@ -145,8 +145,12 @@ def _ask_openai(engine: Engine, fields: Fields, body: bytes, *, usage_always: bo
         raw = fields.get("stream_options")
         options = b"{}" if raw is None or bytes(raw) == b"null" else bytes(raw)
         stated = values_in(options)
-        # A client that wants usage in every event: engines differ in this, so nothing is changed.
-        wants_usage = not (_is_true(stated, "include_usage") or _is_true(stated, "continuous_usage_stats"))
+        in_every_event = _is_true(stated, "continuous_usage_stats")
+        # SGLang does so by this alone, which leaves nothing to add; vLLM only with include_usage, which must
+        # not bring the client what it did not get without.
+        wants_usage = not (_is_true(stated, "include_usage") or (in_every_event and engine == "sglang"))
+        if wants_usage and in_every_event:
+            options = with_member(options, "continuous_usage_stats", b"false")
         if wants_usage:
             body = with_member(body, "stream_options", with_member(options, "include_usage", b"true"))
     field = ASKED_FIELDS.get(engine)

@@ -104,7 +104,8 @@ def _deltas(request: Json, **more: Any) -> list[Json]:
 
 
 def vllm(request: Json, style: Style = COMPACT, speculation: Json | None = VLLM_SPECULATION) -> Answer:
-    """Ends on the stop string where the request has one, and then tells no counts."""
+    """Ends on the stop string where the request has one, and then tells no counts. Usage in every event only
+    where usage is asked for as well."""
     stopped = {"finish_reason": "stop", "stop_reason": request.get("stop")}
     speculation = None if request.get("stop") else speculation
     metrics = {"speculative_decoding": speculation, "time_to_first_token_ms": 12.0, "mean_itl_ms": 20.0}
@@ -119,9 +120,11 @@ def vllm(request: Json, style: Style = COMPACT, speculation: Json | None = VLLM_
                 "metrics": metrics,
             }
         )
-    chunks = _deltas(request)
+    has_usage = wants(request, "stream_options", "include_usage")
+    in_all = has_usage and wants(request, "stream_options", "continuous_usage_stats")
+    chunks = _deltas(request, **({"usage": _usage(1)} if in_all else {}))
     chunks[-1]["choices"][0] |= stopped
-    if wants(request, "stream_options", "include_usage"):
+    if has_usage:
         end = {"choices": [], "usage": _usage(53), "metrics": metrics}
         chunks.append({**_head(request, "chat.completion.chunk"), **end})
     return [*map(style.event, chunks), DONE]
@@ -230,6 +233,7 @@ _SGLANG = (43, 215, 63, 106)
 _LLAMACPP = (134, 347, 65, 199)
 _USAGE = {"stream_options": {"include_usage": True}}
 _NO_USAGE = {"stream_options": {"include_usage": False}}
+_USAGE_IN_ALL = {"stream_options": {"continuous_usage_stats": True}}
 _DETAILS = {"return_spec_tokens_details": True}
 _CACHED = {"return_cached_tokens_details": True}
 _PROMPT = {"prompt": "secret prompt"}
@@ -242,6 +246,12 @@ CASES = [
     Case("vllm stream", "vllm", _PATH, vllm, _CHAT | _STREAM, _VLLM, 53),
     Case("vllm stream, usage refused", "vllm", _PATH, vllm, _CHAT | _STREAM | _NO_USAGE, _VLLM, 53),
     Case("vllm stream, usage asked", "vllm", _PATH, vllm, _CHAT | _STREAM | _USAGE, _VLLM, 53),
+    Case("vllm stream, usage in all", "vllm", _PATH, vllm, _CHAT | _STREAM | _USAGE_IN_ALL, _VLLM, 53),
+    Case(
+        "vllm stream, usage asked, in all", "vllm", _PATH, vllm,
+        _CHAT | _STREAM | {"stream_options": {"include_usage": True} | _USAGE_IN_ALL["stream_options"]},
+        _VLLM, 53,
+    ),
     Case("sglang", "sglang", _PATH, sglang, _CHAT, _SGLANG, 106),
     Case("sglang, details asked", "sglang", _PATH, sglang, _CHAT | _DETAILS, _SGLANG, 106),
     Case("sglang, other details asked", "sglang", _PATH, sglang, _CHAT | _CACHED, _SGLANG, 106),
