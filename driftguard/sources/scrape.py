@@ -149,7 +149,8 @@ async def _scrape(
 def _do_several_take_turns(source: Source, reading: Reading) -> bool:
     """Whether a process answers again after which another one did: none comes back after a restart. Until
     that has not happened for TURNS_FOR, since two readings in a row may be of the same."""
-    before, now = source.before and source.before.started_at, reading.started_at
+    before = source.before.started_at if source.before else None
+    now = reading.started_at
     if before is not None and now is not None and before != now:
         if now in source.left_starts:
             source.taking_turns_at = reading.at
