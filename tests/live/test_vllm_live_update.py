@@ -65,7 +65,7 @@ def copy_of(draft: Path, directory: Path, change: str) -> Path:
     elif change == "another shape":
         tensors["model.norm.weight"] = tensors["model.norm.weight"][:64].clone()
     save_file(tensors, directory / "model.safetensors", {"format": "pt"})
-    files = sorted(directory.iterdir())
+    files = sorted(path for path in directory.iterdir() if path.name != "SHA256SUMS")
     sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files]
     (directory / "SHA256SUMS").write_text("".join(sums))
     return directory
