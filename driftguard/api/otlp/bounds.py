@@ -66,14 +66,19 @@ def protobuf_fields(body: Body, nested: Nested, most: int, *, only_nested: bool 
 
 
 @cache
-def nested_fields(descriptor: Any) -> Nested:
-    """The nested fields of a protobuf message type; types may contain themselves."""
+def nested_fields(descriptor: Any, of_text: object = None) -> Nested:
+    """The nested fields of a protobuf message type; types may contain themselves. With `of_text` its fields
+    that are text too, each with that in place of fields."""
     known: dict[str, Nested] = {}
 
     def of(kind: Any) -> Nested:
         if kind.full_name not in known:
             found = known[kind.full_name] = Nested()
-            found |= {field.number: of(field.message_type) for field in kind.fields if field.message_type}
+            for field in kind.fields:
+                if field.message_type:
+                    found[field.number] = of(field.message_type)
+                elif of_text is not None and field.type == field.TYPE_STRING:
+                    found[field.number] = of_text
         return known[kind.full_name]
 
     return of(descriptor)

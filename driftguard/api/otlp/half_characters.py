@@ -8,10 +8,9 @@ exporters, in protobuf. It becomes U+FFFD here, as newer exporters for protobuf 
 from __future__ import annotations
 
 import re
-from functools import cache
 from typing import Any, Final
 
-from driftguard.api.otlp.bounds import FIXED32, FIXED64, MESSAGE, VARINT, Cut, varint
+from driftguard.api.otlp.bounds import FIXED32, FIXED64, MESSAGE, VARINT, Cut, Nested, nested_fields, varint
 from driftguard.api.request_body import Body
 
 # Other escapes, so that no backslash that is escaped begins one; both halves, or one.
@@ -34,13 +33,13 @@ def whole_in_protobuf(body: Body, descriptor: Any) -> bytes:
     otherwise. Unchanged if the bytes are not a message."""
     whole = bytearray(body)
     try:
-        _mend(whole, 0, len(whole), _fields(descriptor))
+        _mend(whole, 0, len(whole), nested_fields(descriptor, _TEXT))
     except (Cut, IndexError, RecursionError):
         return bytes(body)
     return bytes(whole)
 
 
-def _mend(body: bytearray, place: int, end: int, fields: dict[int, Any]) -> None:
+def _mend(body: bytearray, place: int, end: int, fields: Nested) -> None:
     """Raises Cut, IndexError, RecursionError."""
     while place < end:
         tag, place = varint(body, place)
@@ -68,22 +67,3 @@ def _whole(text: bytes) -> bytes:
         return text
     shown = _HALF.sub(_REPLACEMENT, text).decode("utf-8", "surrogateescape")
     return _NOT_UTF_8.sub("?", shown).encode()
-
-
-@cache
-def _fields(descriptor: Any) -> dict[int, Any]:
-    """Number of a field -> the fields of its message, or _TEXT; types may contain themselves."""
-    known: dict[str, dict[int, Any]] = {}
-
-    def of(kind: Any) -> dict[int, Any]:
-        if kind.full_name not in known:
-            found: dict[int, Any] = {}
-            known[kind.full_name] = found
-            for field in kind.fields:
-                if field.message_type:
-                    found[field.number] = of(field.message_type)
-                elif field.type == field.TYPE_STRING:
-                    found[field.number] = _TEXT
-        return known[kind.full_name]
-
-    return of(descriptor)
