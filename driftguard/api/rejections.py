@@ -20,25 +20,18 @@ class RejectionLog:
     """Logs the first rejection at once, and those of the next minute together with the one after it."""
 
     def __init__(self) -> None:
-        self._rejected: Counter[str] = Counter()
-        self._refused: Counter[str] = Counter()
+        self._untold: Counter[str] = Counter()
         self._quiet_until: dict[str, float] = {}
         self._is_settled = False
 
     def note(self, things: str, rejected: int, reasons: str) -> None:
         """`things`: spans or data points. `reasons`: why, as the answer says it."""
-        if not rejected:
-            return
-        self._rejected[things] += rejected
-        if self._is_due(things):
-            _log.warning("otlp_rejected", things=things, rejected=self._rejected.pop(things), reasons=reasons)
+        if number := self._due(things, rejected):
+            _log.warning("otlp_rejected", things=things, rejected=number, reasons=reasons)
 
     def note_refused(self, path: str, status: int, reason: str) -> None:
         """A whole export, which its exporter does not send again."""
-        kind = f"{path} {status}"
-        self._refused[kind] += 1
-        if self._is_due(kind):
-            exports = self._refused.pop(kind)
+        if exports := self._due(f"{path} {status}", 1):
             _log.warning("otlp_refused", path=path, exports=exports, status=status, reason=reason)
 
     def note_spans(self, *, with_counts: bool, of_generations: bool) -> None:
@@ -47,9 +40,11 @@ class RejectionLog:
             _log.warning("otlp_spans_without_counts", hint=_WITHOUT_COUNTS)
         self._is_settled |= with_counts or of_generations
 
-    def _is_due(self, subject: str) -> bool:
+    def _due(self, subject: str, more: int) -> int:
+        """How many are to be told of with these; 0: nothing is, or not yet."""
+        self._untold[subject] += more
         now = time.monotonic()
-        if now < self._quiet_until.get(subject, 0.0):
-            return False
+        if not more or now < self._quiet_until.get(subject, 0.0):
+            return 0
         self._quiet_until[subject] = now + SECONDS
-        return True
+        return self._untold.pop(subject)
