@@ -15,6 +15,7 @@ import msgspec
 
 from driftguard.records.documents.retraining_run import Costs
 from driftguard.retraining.training.gate import DraftScores, GroupScores
+from driftguard.retraining.training.plan import is_changed
 from driftguard.retraining.training.process import TrainingFailed
 
 _NOT_ARCHITECTURE = frozenset({"_name_or_path", "transformers_version"})
@@ -72,7 +73,7 @@ def _scores(parent: _Segment, candidate: _Segment) -> GroupScores:
         raise ValueError(f"the drafts were scored on different groups: {parent.segment}, {candidate.segment}")
     return GroupScores(
         group=parent.segment,
-        changed=parent.segment.startswith("changed:"),
+        changed=is_changed(parent.segment),
         positions=parent.positions,
         parent=parent.scores,
         candidate=candidate.scores,

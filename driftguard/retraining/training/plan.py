@@ -83,11 +83,11 @@ def plan(
     that_fit = f" that fit the models' context of {context} tokens" if longer else ""
     newest_first = [request for request in newest_first if request.tokens <= context]
     groups = {request.key: _group(request, change) for request in newest_first}
-    changed = [request.key for request in newest_first if groups[request.key].startswith("changed:")]
+    changed = [request.key for request in newest_first if is_changed(groups[request.key])]
     if refusal := _too_little(len(changed), that_fit, change, rules, now):
         return refusal
     held_out = [key for key in groups if is_held_out(key, rules.heldout_fraction)]
-    held_out_changed = sum(groups[key].startswith("changed:") for key in held_out)
+    held_out_changed = sum(is_changed(groups[key]) for key in held_out)
     if held_out_changed < MINIMUM_HELD_OUT:
         return NothingToDo(
             f"only {held_out_changed} of {len(changed)} captured requests{that_fit} are held out for the "
@@ -110,10 +110,15 @@ def is_held_out(key: str, fraction: float) -> bool:
 
 
 def _group(request: CapturedRequest, change: Change | None) -> str:
-    is_changed = change is None or (
+    changed = change is None or (
         request.segment in change.segments and request.captured_at >= change.change_point_at
     )
-    return f"{'changed' if is_changed else 'older'}:{request.segment}"
+    return f"{'changed' if changed else 'older'}:{request.segment}"
+
+
+def is_changed(group: str) -> bool:
+    """Whether requests of this group are of the changed traffic."""
+    return group.startswith("changed:")
 
 
 def _too_little(
