@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -26,7 +26,7 @@ from driftguard.retraining.promotion.reconcile import settle_locked
 from driftguard.retraining.training import checksums, workspace
 from driftguard.retraining.training.evaluation import read_measurements
 from driftguard.retraining.training.gate import GroupScores, decide
-from driftguard.retraining.training.plan import MINIMUM_HELD_OUT, Plan
+from driftguard.retraining.training.plan import MINIMUM_HELD_OUT, Plan, is_changed
 from driftguard.retraining.training.process import (
     CorporaEvaluation,
     CorpusOrder,
@@ -135,11 +135,8 @@ def _collect(job: Job, files: Workspace, traffic: Traffic, planned: Plan) -> Req
 def _check_left(job: Job, planned: Plan, train: Counter[str], held_out: Counter[str]) -> None:
     """Raises TrainingFailed where so many captured requests were deleted since the plan that it would not
     have been made."""
-
-    def changed(groups: Iterable[str]) -> int:
-        return sum(group.startswith("changed:") for group in groups)
-
-    held, wanted_held = changed(held_out.elements()), changed(planned.groups[key] for key in planned.held_out)
+    held = sum(map(is_changed, held_out.elements()))
+    wanted_held = sum(is_changed(planned.groups[key]) for key in planned.held_out)
     left, wanted = train.total() + held, len(planned.train) + wanted_held
     if held < min(MINIMUM_HELD_OUT, wanted_held) or left < min(
         job.settings.retraining.minimum_requests, wanted
@@ -318,13 +315,16 @@ def _load(job: Job, admin: EngineAdmin, run_id: UUID, version: str) -> None:
     """Waits for an engine that is started again meanwhile: else the training would be in vain."""
     advance(job, run_id, "promoting", f"loading draft {version}")
     deadline = time.monotonic() + AWAY_SECONDS
+    has_told = False
     while True:
         try:
             return _load_now(job, admin, version)
         except EngineAway as error:
             if time.monotonic() >= deadline or job.should_stop():
                 raise
-            log.info("waiting for the engine, to load a draft", run=str(run_id), reason=error.detail)
+            if not has_told:
+                log.info("waiting for the engine, to load a draft", run=str(run_id), reason=error.detail)
+                has_told = True
         time.sleep(_LOOK_SECONDS)
 
 
