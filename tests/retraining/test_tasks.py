@@ -32,7 +32,7 @@ from driftguard.store.job_queue import deferring_connector, worker_connector
 from driftguard.store.tables import Incident, RetrainRun, Stream
 from tests.retraining.conftest import Drifted
 from tests.retraining.engine_stub import EngineStub
-from tests.retraining.promotion.test_put_back import promoted_an_hour_ago
+from tests.retraining.promotion.test_put_back import found_worse, promoted_an_hour_ago
 from tests.retraining.promotion.test_watch_hook import CANDIDATE, promoted
 from tests.retraining.world import BEFORE, MOVED, OLD, incident_of, make_settings, rates, record, store
 
@@ -375,11 +375,7 @@ def test_a_rollback_that_the_engine_refuses_is_told_and_asked_for_once_a_minute(
 ) -> None:
     """Each attempt costs the requests that it serves, and the worse draft goes on serving."""
     promoted_an_hour_ago(drifted)
-    with drifted.database.session() as session:
-        run = retrain_runs.find(session, promoted)
-        assert run is not None
-        worse = Watch((), (), 0.05, 400, 0, recovered=False, verdict="worse")
-        run.numbers = replace(retrain_runs.numbers_of(run), watch=worse)
+    found_worse(drifted, promoted)
     engine.refuse = "load"
     for _ in range(3):
         jobs.settle("engine-1")

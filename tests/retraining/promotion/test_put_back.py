@@ -19,7 +19,7 @@ from driftguard.retraining.promotion.reconcile import settle
 from driftguard.retraining.promotion.rollback import roll_back
 from driftguard.retraining.run import retrain
 from driftguard.store import incidents, retrain_runs
-from driftguard.store.tables import Draft
+from driftguard.store.tables import Draft, RetrainRun
 from tests.retraining.conftest import Drifted
 from tests.retraining.engine_stub import EngineStub
 from tests.retraining.promotion.test_watch_hook import CANDIDATE, promoted, states, the_run
@@ -34,6 +34,18 @@ def promoted_an_hour_ago(drifted: Drifted) -> str:
     with drifted.database.session() as session:
         session.execute(update(Draft).where(Draft.version == CANDIDATE).values(promoted_at=an_hour_ago))
         return str(session.query(Draft.directory).where(Draft.version == CANDIDATE).scalar())
+
+
+def set_numbers(drifted: Drifted, run_id: UUID, **numbers: Any) -> None:
+    with drifted.database.session() as session:
+        run = session.get_one(RetrainRun, run_id)
+        run.numbers = replace(retrain_runs.numbers_of(run), **numbers)
+
+
+def found_worse(drifted: Drifted, run_id: UUID) -> None:
+    """By the watch, and not rolled back yet."""
+    worse = Watch((), (), 0.05, 400, 0, recovered=False, verdict="worse")
+    set_numbers(drifted, run_id, watch=worse)
 
 
 def start_again(drifted: Drifted, engine: EngineStub) -> None:
@@ -64,10 +76,7 @@ def test_files_that_only_the_engine_sees_are_verified_by_it_alone(
 ) -> None:
     """As where the nightly job runs on another machine than the sidecar."""
     promoted_an_hour_ago(drifted)
-    with drifted.database.session() as session:
-        run = retrain_runs.find(session, promoted)
-        assert run is not None
-        run.numbers = replace(retrain_runs.numbers_of(run), checksums_sha256="0" * 64)
+    set_numbers(drifted, promoted, checksums_sha256="0" * 64)
     start_again(drifted, engine)
     assert engine.serving["version"] == CANDIDATE
 
@@ -148,11 +157,7 @@ def test_one_that_the_watch_found_worse_is_rolled_back_and_not_put_back(
     drifted: Drifted, promoted: UUID, engine: EngineStub
 ) -> None:
     promoted_an_hour_ago(drifted)
-    with drifted.database.session() as session:
-        run = retrain_runs.find(session, promoted)
-        assert run is not None
-        worse = Watch((), (), 0.05, 400, 0, recovered=False, verdict="worse")
-        run.numbers = replace(retrain_runs.numbers_of(run), watch=worse)
+    found_worse(drifted, promoted)
     start_again(drifted, engine)
     assert engine.serving["version"] == drifted.parent
     assert (states(drifted)[CANDIDATE], the_run(drifted, promoted).state) == ("rolled_back", "rolled_back")
