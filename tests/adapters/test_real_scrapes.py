@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from driftguard.adapters.kinds import detect
-from tests.adapters.readings import window, windows
+from driftguard.adapters.reading import Reading
+from driftguard.adapters.window import Identity
+from driftguard.sources.condition import judge
+from tests.adapters.readings import AFTER, BEFORE, window
 
 SCRAPES = Path(__file__).resolve().parents[3] / "shared" / "data" / "scrapes"
 
@@ -47,7 +50,9 @@ def test_vllm_that_does_not_speculate() -> None:
     adapter = detect(text)
     assert adapter is not None
     assert adapter.kind == "vllm"
-    assert windows("vllm", text, text) == []
+    before, after = (Reading.parse(text, adapter.names, at) for at in (BEFORE, AFTER))
+    judged = judge(adapter, before, after, Identity("server"))
+    assert (judged.condition, judged.windows) == ("not_speculating", ())
 
 
 def llamacpp(values: dict[str, Any]) -> str:
