@@ -33,6 +33,8 @@ def configure_logging(level: str, secrets: Secrets = _NONE) -> None:
             structlog.processors.TimeStamper(fmt="iso"),
             render_masked,
         ],
+        # Writes a line and its end at once, also where Python does not buffer: processes share the file.
+        logger_factory=structlog.WriteLoggerFactory(),
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
     )
     logging.basicConfig(level=max(logging.WARNING, getattr(logging, level.upper())))

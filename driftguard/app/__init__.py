@@ -352,7 +352,7 @@ class _Announced(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
-            print(self._ready, flush=True)
+            print(f"{self._ready}\n", end="", flush=True)  # at once, since other threads log
 
 
 def run_sidecar(settings: Settings) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -61,6 +62,30 @@ def test_requests_become_a_stream_of_the_sidecar_though_a_worker_is_killed(
         (stream,) = sidecar.get("/api/v1/status").json()["streams"]
         names_of = ("server", "target", "draft_version", "method")
         assert [stream[name] for name in names_of] == ["chat", "big/model", "v7", "eagle3"]
+
+
+def test_lines_of_several_workers_are_written_whole_so_that_none_begins_within_another() -> None:
+    """As in a container, where Python does not buffer. The socket keeps what is written at once apart."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    command = [sys.executable, "-m", "driftguard", "proxy", "--port", "0", "--workers", "2"]
+    with ours, stub_server() as engine:
+        with theirs:
+            process = subprocess.Popen(
+                [*command, "--upstream", engine.url],
+                stdout=theirs.fileno(),
+                env=ENVIRONMENT | {"PYTHONUNBUFFERED": "1"},
+            )
+        with process:
+            try:
+                written = [ours.recv(65_536)]
+                while not written[-1].startswith(b"proxy ready"):
+                    written.append(ours.recv(65_536))
+                process.send_signal(signal.SIGTERM)
+                written.extend(iter(lambda: ours.recv(65_536), b""))
+            finally:
+                process.kill()
+    assert b"proxy ready" in b"".join(written)
+    assert [text for text in written if not text.endswith(b"\n")] == []
 
 
 def until(admin_port: int, expected: dict[str, float]) -> None:
