@@ -33,8 +33,11 @@ def proxy(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
         try:
             assert process.stdout is not None
-            ready = next(line for line in process.stdout if line.startswith("proxy ready"))
-            yield process, ready.split()[3]
+            line = ""
+            while not line.startswith("proxy ready"):
+                line = next(process.stdout)
+                print(line, end="")  # shown where the test fails
+            yield process, line.split()[3]
         finally:
             process.kill()
 
