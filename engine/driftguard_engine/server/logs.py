@@ -65,7 +65,7 @@ def configure_logs(level: str, secrets: Secrets) -> None:
             render,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),  # a line and its end at once
         cache_logger_on_first_use=True,
     )
     # uvicorn and the libraries use logging; only their warnings matter to an operator
