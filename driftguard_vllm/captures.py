@@ -70,7 +70,7 @@ class CaptureSender:
         try:
             answer = self._http.post(PATH, content=content, headers=protocol.JSON_LINES)
             protocol.read_counts(answer)
-        except (httpx.TransportError, SidecarUnavailable):
+        except (httpx.RequestError, SidecarUnavailable):
             self._put_back(batch)
             return AWAY_SECONDS
         except TooLarge as error:

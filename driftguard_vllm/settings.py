@@ -43,8 +43,10 @@ class PluginSettings:
         sidecar = given.get("SIDECAR")
         if sidecar is None:
             return None
-        if not sidecar.startswith(("http://", "https://")):
-            raise BadEnvironment(f"{PREFIX}SIDECAR is {sidecar!r}: not an http:// or https:// address")
+        try:
+            protocol.address_of(sidecar)
+        except ValueError as error:
+            raise BadEnvironment(f"{PREFIX}SIDECAR: {error}") from None
         return cls(
             sidecar=sidecar,
             server=given.get("SERVER") or socket.gethostname(),

@@ -40,7 +40,10 @@ class AsyncClient:
     ) -> None:
         """Connects at first use. Raises ValueError."""
         self._http = httpx.AsyncClient(
-            base_url=url, headers=protocol.headers(api_key), timeout=protocol.TIMEOUT, trust_env=False
+            base_url=protocol.address_of(url),
+            headers=protocol.headers(api_key),
+            timeout=protocol.TIMEOUT,
+            trust_env=False,
         )
         self._linger_seconds = linger_seconds
         self._buffer = Buffer(max_buffered, max_batch)
@@ -168,7 +171,7 @@ class AsyncClient:
     async def _request(self, method: str, path: str, **values: Any) -> httpx.Response:
         try:
             return await self._http.request(method, path, **values)
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise protocol.unreachable(error) from error
 
     async def _attempt(self, call: Callable[[], Awaitable[Answer]]) -> Answer:

@@ -27,6 +27,7 @@ LONGEST_RETRY_AFTER_SECONDS: Final = 300.0
 _ERRORS: Final = {
     error.status: error for error in (BadInput, Conflict, Forbidden, NotFound, TooLarge, Unauthorized)
 }
+_UNREADABLE: Final = (ValueError, RecursionError)  # not of this form, not JSON, not UTF-8, nested without end
 _backoff = wait_random_exponential(multiplier=0.2, max=5.0)
 
 
@@ -54,6 +55,17 @@ class RefusedRecords(BadInput):
         self.refused = refused
 
 
+def address_of(url: str | httpx.URL) -> httpx.URL:
+    """Of a sidecar. Raises ValueError, without the address, which may hold a password."""
+    try:
+        found = httpx.URL(url)
+    except httpx.InvalidURL:
+        raise ValueError("url: its host or port cannot be read") from None
+    if found.scheme not in ("http", "https") or not found.host:
+        raise ValueError("url: not an http:// or https:// address")
+    return found
+
+
 def headers(api_key: str | None) -> dict[str, str]:
     """White space around the key, as of a file that ends its line, is no part of it. Raises ValueError,
     without the key: it has characters that no header can hold; the HTTP library's error would show it."""
@@ -74,28 +86,29 @@ def incident_query(state: str | None, stream: int | None) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def unreachable(error: httpx.TransportError) -> SidecarUnavailable:
+def unreachable(error: httpx.RequestError) -> SidecarUnavailable:
     return SidecarUnavailable(f"{type(error).__name__}: {error}")
 
 
 def read(response: httpx.Response, kind: type[Answer]) -> Answer:
-    """A successful answer as `kind`. Raises SidecarUnavailable (429, 5xx), or the error in the problem
-    document."""
+    """A successful answer as `kind`. Raises SidecarUnavailable (429, 5xx, no answer of a sidecar), or the
+    error in the problem document."""
     if response.is_success:
-        return _decoded(response, kind)
-    detail = _detail(response)
-    if response.status_code == httpx.codes.TOO_MANY_REQUESTS or response.is_server_error:
+        return _read_success(response, kind)
+    status, problem = response.status_code, _decoded(response, _Problem)
+    detail = (
+        problem.detail if problem else f"HTTP {status}: {response.content[:300].decode(errors='replace')}"
+    )
+    is_foreign = status == BadInput.status and not problem
+    if status == httpx.codes.TOO_MANY_REQUESTS or response.is_server_error or is_foreign:
         raise SidecarUnavailable(detail, retry_after_seconds=_retry_after(response))
-    raise _ERRORS.get(response.status_code, DriftGuardError)(detail)
+    raise _ERRORS.get(status, DriftGuardError)(detail)
 
 
 def read_counts(response: httpx.Response) -> BatchCounts:
     """The counts of a batch. Raises RefusedRecords, and what `read` raises."""
-    if response.status_code != BadInput.status:
-        return read(response, BatchCounts)
-    try:
-        problem = msgspec.json.decode(response.content, type=_Refusals)
-    except msgspec.DecodeError:
+    problem = _decoded(response, _Refusals) if response.status_code == BadInput.status else None
+    if problem is None:
         return read(response, BatchCounts)
     errors = [(error.line - 1, RecordError(error.detail, field=error.field)) for error in problem.errors]
     raise RefusedRecords(problem.detail, errors, refused=problem.errors_total)
@@ -155,18 +168,19 @@ class _Problem(msgspec.Struct):
     detail: str
 
 
-def _decoded(response: httpx.Response, kind: type[Answer]) -> Answer:
+def _read_success(response: httpx.Response, kind: type[Answer]) -> Answer:
     try:
         return msgspec.json.decode(response.content, type=kind)
-    except msgspec.DecodeError as error:
-        raise SidecarUnavailable(f"{response.url} does not answer like a sidecar: {error}") from error
+    except _UNREADABLE as error:
+        address = response.url.copy_with(userinfo=b"")
+        raise SidecarUnavailable(f"{address} does not answer like a sidecar: {error}") from error
 
 
-def _detail(response: httpx.Response) -> str:
+def _decoded(response: httpx.Response, kind: type[Answer]) -> Answer | None:
     try:
-        return msgspec.json.decode(response.content, type=_Problem).detail
-    except msgspec.DecodeError:
-        return f"HTTP {response.status_code}: {response.text[:300]}"
+        return msgspec.json.decode(response.content, type=kind)
+    except _UNREADABLE:
+        return None
 
 
 def _retry_after(response: httpx.Response) -> float | None:

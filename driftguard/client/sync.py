@@ -46,7 +46,10 @@ class Client:
     ) -> None:
         """Connects at first use. Raises ValueError."""
         self._http = httpx.Client(
-            base_url=url, headers=protocol.headers(api_key), timeout=protocol.TIMEOUT, trust_env=False
+            base_url=protocol.address_of(url),
+            headers=protocol.headers(api_key),
+            timeout=protocol.TIMEOUT,
+            trust_env=False,
         )
         self._linger_seconds = linger_seconds
         self._buffer = Buffer(max_buffered, max_batch)
@@ -164,7 +167,7 @@ class Client:
     def _request(self, method: str, path: str, **values: Any) -> httpx.Response:
         try:
             return self._http.request(method, path, **values)
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise protocol.unreachable(error) from error
 
     def _attempt(self, call: Callable[[], Answer]) -> Answer:

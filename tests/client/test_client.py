@@ -33,6 +33,7 @@ from tests.alerting.incident_rows import add_incident, add_stream
 from tests.api.ingest_server import serving
 from tests.benchmarks.ingest_app import ingest_app
 from tests.client.both import MakeClient, making
+from tests.client.foreign_answers import FOREIGN_ANSWERS
 from tests.pipeline.sidecar import running_sidecar
 from tests.store.samples import make_records
 
@@ -190,15 +191,26 @@ def test_the_sidecar_says_when_to_come_again(make: MakeClient) -> None:
     assert client.counts.failed_attempts == 1
 
 
-def test_something_else_at_the_address_is_no_sidecar_and_loses_nothing(make: MakeClient) -> None:
-    async def page(_: Request) -> Response:
-        return Response("<html>Please log in</html>")
+@pytest.mark.parametrize("path", ["/api/v1/records", "/api/v1/unrecorded"])
+@pytest.mark.parametrize("foreign", FOREIGN_ANSWERS)
+def test_something_else_at_the_address_is_no_sidecar_and_loses_nothing(
+    make: MakeClient, foreign: str, path: str
+) -> None:
+    status, headers, content = FOREIGN_ANSWERS[foreign]
+    answers = [Response(content, status, headers), JSONResponse({"accepted": 1, "duplicates": 0})]
 
-    with serving(Starlette(routes=[Route("/api/v1/records", page, methods=["POST"])])) as served:
-        client = make(served.base_url, linger_seconds=0)
-        client.send(make_records(1)[0])
-        wait_until(lambda: client.counts.failed_attempts > 1, "two attempts")
-        assert client.counts.waiting == 1
+    async def answer(_: Request) -> Response:
+        return answers.pop(0)
+
+    with serving(Starlette(routes=[Route(path, answer, methods=["POST"])])) as served:
+        client = make(served.base_url, linger_seconds=0, report_seconds=0.01)
+        if path.endswith("records"):
+            client.send(make_records(1)[0])
+        else:
+            client.count_unrecorded("server-1", "stop_string")
+        wait_until(lambda: not answers, "a second attempt")
+        client.close()
+        assert client.counts.sent == (path.endswith("records"))
 
 
 def test_closing_without_a_sidecar_ends_in_time_and_counts_what_is_lost(make: MakeClient) -> None:
@@ -266,6 +278,17 @@ def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(make: MakeClient
 
 def test_a_key_from_a_file_that_ends_its_line_is_the_key() -> None:
     assert protocol.headers("dg_key\n") == {"Authorization": "Bearer dg_key"}
+
+
+@pytest.mark.parametrize(
+    "address", ["sidecar:8200", "http://", "ftp://sidecar", "http://[::1", "http://u:hunter2@"]
+)
+def test_what_is_no_address_is_refused_at_once_and_no_password_is_shown(
+    make: MakeClient, address: str
+) -> None:
+    with pytest.raises(ValueError, match=r"^url: ") as refusal:
+        make(address)
+    assert "hunter2" not in str(refusal.value)
 
 
 @pytest.mark.parametrize("options", [{"max_buffered": 0}, {"max_batch": -1}])

@@ -221,6 +221,7 @@ def test_a_vllm_whose_methods_differ_is_left_as_it_is(caplog: pytest.LogCaptureF
     ("variable", "value", "problem"),
     [
         ("DRIFTGUARD_VLLM_SIDECAR", "sidecar:8200", "not an http:// or https:// address"),
+        ("DRIFTGUARD_VLLM_SIDECAR", "http://[::1", "its host or port cannot be read"),
         ("DRIFTGUARD_VLLM_CAPTURE_FRACTION", "20%", "not a number between 0 and 1"),
         ("DRIFTGUARD_VLLM_CAPTURE_FRACTION", "nan", "not a number between 0 and 1"),
         ("DRIFTGUARD_VLLM_DRAFTVERSION", "v1", "is not known; known are"),

@@ -58,16 +58,19 @@ class LaneCounts:
 
 
 def read_answer(status: int, headers: Mapping[str, str], body: bytes, lines: int) -> Answer:
-    """What one response means for a batch of `lines` lines."""
-    if 200 <= status < 300:
-        return Answer("stored")
+    """What one response means for a batch of `lines` lines. One that is no sidecar's, as of a login page or a
+    proxy, neither stores nor refuses them."""
+    told = _json_object(body)
     detail = f"HTTP {status}: {body[:300].decode('utf-8', 'replace')}"
-    if status in (400, 422):
-        problem = _json_object(body)
-        errors = problem.get("errors") or [{"detail": detail}]
-        total = problem.get("errors_total")
+    if 200 <= status < 300:
+        if isinstance(told.get("accepted"), int):
+            return Answer("stored")
+        return Answer("retry", f"it does not answer like a sidecar: {detail}")
+    if status in (400, 422) and told:
+        errors, total = told.get("errors"), told.get("errors_total")
+        refusals = tuple(map(_readable, errors)) if isinstance(errors, list) else (detail,)
         refused = min(lines, total) if isinstance(total, int) else lines
-        return Answer("refused", detail, tuple(_readable(error) for error in errors), refused)
+        return Answer("refused", detail, refusals, refused)
     if status == 413:
         return Answer("too_large", detail)
     if status == 403:
@@ -78,7 +81,7 @@ def read_answer(status: int, headers: Mapping[str, str], body: bytes, lines: int
 def _json_object(body: bytes) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(body)
-    except msgspec.DecodeError:
+    except (ValueError, RecursionError):  # not JSON, not UTF-8, nested without end
         return {}
     return value if isinstance(value, dict) else {}
 
@@ -171,7 +174,7 @@ class Lane:
     async def _post(self, body: bytes, lines: int) -> Answer:
         try:
             response = await self._client.post(self._path, content=body, headers=HEADERS)
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise SidecarUnavailable(f"{type(error).__name__}: {error}") from error
         answer = read_answer(response.status_code, response.headers, response.content, lines)
         if answer.verdict == "forbidden" and self._path.endswith("/captures"):

@@ -61,7 +61,7 @@ def served(
 class Reply:
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
-    body: bytes = b"{}"
+    body: bytes = b'{"accepted": 1, "duplicates": 0}'
 
 
 @dataclass(slots=True)

@@ -19,6 +19,7 @@ from driftguard_engine.telemetry.spool import SpoolError
 from driftguard_engine.telemetry.telemetry import Telemetry
 
 from driftguard.records import decode_record
+from tests.client.foreign_answers import FOREIGN_ANSWERS
 from tests.engine.server.serving import PATIENCE_SECONDS, Receiver, Reply, unserved_port, wait_until
 from tests.engine.telemetry.finished import finished_request
 
@@ -227,6 +228,18 @@ def test_a_wrong_key_loses_nothing(tmp_path: Path) -> None:
         telemetry.finished(finished_request(0))
         wait_until(lambda: len(receiver.stored()) == 1, "the record arrived")
     assert telemetry.state.records.refused == 0
+
+
+@pytest.mark.parametrize("foreign", FOREIGN_ANSWERS)
+def test_something_else_at_the_address_is_no_sidecar_and_loses_nothing(tmp_path: Path, foreign: str) -> None:
+    answers = [Reply(*FOREIGN_ANSWERS[foreign]), Reply()]
+    with (
+        Receiver(answer=lambda path, lines: answers.pop(0)) as receiver,
+        sending(receiver.url, tmp_path) as telemetry,
+    ):
+        telemetry.finished(finished_request(0))
+        wait_until(lambda: not answers and telemetry.state.records.sent == 1, "the record arrived")
+    assert (telemetry.state.records.failed_attempts, telemetry.state.records.refused) == (1, 0)
 
 
 def test_a_full_spool_drops_its_oldest_and_counts_them(tmp_path: Path, port: int) -> None:
