@@ -27,7 +27,7 @@ def version_in(kind: str, answer: str) -> str | None:
     """None: there is no version in it."""
     try:
         told: Any = msgspec.json.decode(answer)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
     found = told.get(_TOLD[kind][1]) if isinstance(told, dict) else None
     return found[:_MOST_CHARACTERS] if isinstance(found, str) and found else None

@@ -6,8 +6,6 @@ import re
 from dataclasses import dataclass, field
 from typing import Final
 
-import msgspec
-
 from driftguard.adapters.answers import sglang, triton
 from driftguard.adapters.answers.counts import AnswerUnreadable
 from driftguard.adapters.answers.openai import common, has_output
@@ -93,7 +91,7 @@ def _tells_error(payload: bytes) -> bool:
         return False
     try:
         return bytes(values_in(payload).get("error", b"null")) != b"null"
-    except (NotAnObject, msgspec.DecodeError):
+    except NotAnObject:
         return False
 
 

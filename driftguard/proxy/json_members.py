@@ -36,7 +36,7 @@ def values_in(text: bytes) -> dict[str, msgspec.Raw]:
     decode = _decode if text.count(b":") <= MOST_MEMBERS else _bounded_decode
     try:
         return decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise NotAnObject(str(error)) from None
 
 

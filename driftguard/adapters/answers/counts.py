@@ -42,7 +42,7 @@ def decoded(answer: bytes, kind: type[Answer]) -> Answer:
     """Raises AnswerUnreadable."""
     try:
         return msgspec.json.decode(answer, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise AnswerUnreadable(str(error)) from None
 
 

@@ -35,7 +35,7 @@ def owner_of(models: bytes) -> str | None:
     """`owned_by` of the first model in an answer of /v1/models; None if it is missing."""
     try:
         found = msgspec.json.decode(models, type=_Models).data
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     return found[0].owned_by if found else None
 

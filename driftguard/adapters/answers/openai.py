@@ -63,7 +63,7 @@ def has_output(event: bytes) -> bool:
     reports progress or cannot be parsed does not."""
     try:
         found = msgspec.json.decode(event, type=_Event)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
     if found.choices:
         return any(_has_output(choice) for choice in found.choices)
