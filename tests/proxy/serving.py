@@ -56,7 +56,8 @@ class Sidecar:
         if status == 200:
             self.records.extend(decode_record(line) for line in lines)
         self.arrived.set()
-        return web.json_response({"accepted": len(lines), "duplicates": 0}, status=status)
+        told = {"accepted": len(lines), "duplicates": 0} if status == 200 else {"detail": "as it was told"}
+        return web.json_response(told, status=status)
 
     async def wait_for(self, count: int) -> list[AcceptanceRecord]:
         async with asyncio.timeout(PATIENCE_SECONDS):
