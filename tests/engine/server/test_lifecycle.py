@@ -12,11 +12,12 @@ import httpx
 import pytest
 from driftguard_engine.server import app as server_app
 from driftguard_engine.server.app import ServeOptions
+from driftguard_engine.server.dependencies import TOKENIZED_AT_ONCE
 
 from tests.engine.server import fake_process
 from tests.engine.server.fake_engine import TOKEN_TEXT, FakeEngine
 from tests.engine.server.processes import serving_process
-from tests.engine.server.serving import served, wait_until
+from tests.engine.server.serving import PATIENCE_SECONDS, served, wait_until
 from tests.engine.server.tiny_models import byte_tokenizer
 
 
@@ -116,6 +117,44 @@ def test_a_lost_device_ends_the_process_after_its_requests_have_their_answer(fak
         assert "illegal memory access" in answer.json()["error"]["message"]
         wait_until(lambda: client.get("/health").status_code == 503, "the engine is given up")
         assert "the device is lost" in client.get("/health").json()["detail"]
+
+
+class Held:
+    """A tokenizer whose texts take until `released`."""
+
+    chat_template = None
+
+    def __init__(self) -> None:
+        self.released = threading.Event()
+        self.waiting = 0
+        self._tokenizer, self._lock = byte_tokenizer(), threading.Lock()
+
+    def get_vocab(self) -> dict[str, int]:
+        vocabulary: dict[str, int] = self._tokenizer.get_vocab()
+        return vocabulary
+
+    def encode(self, text: str) -> list[int]:
+        with self._lock:
+            self.waiting += 1
+        self.released.wait(PATIENCE_SECONDS)
+        ids: list[int] = self._tokenizer.encode(text)
+        return ids
+
+
+def test_a_server_that_is_busy_with_long_prompts_answers_whoever_watches_it() -> None:
+    """More texts are sent at once than there are threads that work for requests."""
+    held = Held()
+    prompts = 60
+    body = {"prompt": "abc", "max_tokens": 1}
+    with served(FakeEngine(held)) as client, ThreadPoolExecutor(prompts) as pool:
+        try:
+            answers = [pool.submit(client.post, "/v1/completions", json=body) for _ in range(prompts)]
+            wait_until(lambda: held.waiting >= TOKENIZED_AT_ONCE, "as many as may be are tokenized")
+            for path in ("/health", "/metrics", "/v1/models", "/admin/info"):
+                assert client.get(path, timeout=10).status_code == 200, path
+        finally:
+            held.released.set()
+        assert {answer.result().status_code for answer in answers} == {200}
 
 
 def test_shutdown_lets_running_requests_finish(fake: FakeEngine) -> None:

@@ -54,14 +54,16 @@ class GenerationFailed(EngineError):
 @router.post("/completions", response_model=None)
 async def completions(body: CompletionBody, request: Request, service: TheService) -> Response:
     check_model(body.model, service.engine.target_name)
-    prompts = await run_in_threadpool(encode_prompts, service.engine.tokenizer, service.limit, body)
+    async with service.tokenizing:
+        prompts = await run_in_threadpool(encode_prompts, service.engine.tokenizer, service.limit, body)
     return await _answer(request, service, body, prompts, body.max_tokens)
 
 
 @router.post("/chat/completions", response_model=None)
 async def chat_completions(body: ChatBody, request: Request, service: TheService) -> Response:
     check_model(body.model, service.engine.target_name)
-    prompt = await run_in_threadpool(encode_chat, service.engine.tokenizer, service.limit, body)
+    async with service.tokenizing:
+        prompt = await run_in_threadpool(encode_chat, service.engine.tokenizer, service.limit, body)
     room = service.engine.max_length - len(prompt)
     if room < 1:
         raise InvalidRequest(
