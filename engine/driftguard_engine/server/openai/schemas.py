@@ -74,7 +74,9 @@ def _as_list(value: Any) -> Any:
 
 Unsupported = Annotated[Any, _only()]
 OnlyFalse = Annotated[Any, _only(False)]
+OnlyTrue = Annotated[Any, _only(True)]
 OnlyZero = Annotated[Any, _only(0)]
+OnlyOne = Annotated[Any, _only(1)]
 OnlyEmptyText = Annotated[Any, _only("")]
 OnlyEmptyList = Annotated[Any, _only([])]
 OnlyEmptyObject = Annotated[Any, _only({})]
@@ -126,10 +128,18 @@ class _Generation(Body):
     prompt_cache_key: str | None = None
     service_tier: str | None = None
 
-    # not implemented
+    # not implemented; OpenAI's, then vLLM's, which clients of vLLM send at their defaults
     frequency_penalty: OnlyZero = None
     presence_penalty: OnlyZero = None
     logit_bias: OnlyEmptyObject = None
+    repetition_penalty: OnlyOne = None
+    length_penalty: OnlyOne = None
+    min_p: OnlyZero = None
+    min_tokens: OnlyZero = None
+    stop_token_ids: OnlyEmptyList = None
+    use_beam_search: OnlyFalse = None
+    include_stop_str_in_output: OnlyFalse = None
+    skip_special_tokens: OnlyTrue = None
 
     @model_validator(mode="after")
     def _stream_options_need_stream(self) -> _Generation:
