@@ -165,6 +165,29 @@ def test_usage_chunk_of_one_choice_carries_metrics(client: httpx.Client) -> None
     assert last.model_dump()["metrics"]["speculative_decoding"]["num_spec_steps"] == 3
 
 
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+def test_each_chunk_has_the_usage_of_its_choice_so_far_where_that_is_asked_for(path: str) -> None:
+    """As guidellm asks, by vLLM's continuous_usage_stats."""
+    is_chat = path.startswith("chat")
+    prompt = {"messages": [{"role": "user", "content": "hi"}]} if is_chat else {"prompt": ["hi", "hello"]}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = prompt | {"n": 2, "max_tokens": 2, "stream": True, "stream_options": options}
+    with served(FakeEngine(byte_tokenizer(CHAT_TEMPLATE))) as client:
+        frames = client.post(f"/v1/{path}", json=body).text.split("\n\n")
+        body["stream_options"] = {"continuous_usage_stats": True}
+        assert '"usage"' not in client.post(f"/v1/{path}", json=body).text
+    *chunks, last = [json.loads(frame.removeprefix("data: ")) for frame in frames[:-2]]
+    lengths = [len("user: hi\nassistant:")] * 2 if is_chat else [2, 2, 5, 5]
+    told: dict[int, list[int]] = {}
+    for chunk in chunks:
+        (choice,), usage = chunk["choices"], chunk["usage"]
+        assert usage["prompt_tokens"] == lengths[choice["index"]]
+        assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+        told.setdefault(choice["index"], []).append(usage["completion_tokens"])
+    assert told == {index: [0, 1, 2] if is_chat else [1, 2] for index in range(len(lengths))}
+    assert last["usage"]["completion_tokens"] == 2 * len(lengths)
+
+
 def test_chat_uses_the_template_and_the_rest_of_the_context() -> None:
     fake = FakeEngine(byte_tokenizer(CHAT_TEMPLATE))
     with served(fake) as client:

@@ -73,10 +73,7 @@ def usage_of(prompt_lengths: Sequence[int], finished: Sequence[FinishedRequest])
     prompt = sum(prompt_lengths)
     output = sum(len(one.output_token_ids) for one in finished)
     choices = len(finished) // len(prompt_lengths)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": output,
-        "total_tokens": prompt + output,
+    return tokens_of(prompt, output) | {
         "prompt_tokens_details": {
             # Of a prompt with several choices: the tokens that no choice had to compute.
             "cached_tokens": sum(
@@ -85,6 +82,10 @@ def usage_of(prompt_lengths: Sequence[int], finished: Sequence[FinishedRequest])
             )
         },
     }
+
+
+def tokens_of(prompt: int, output: int) -> Json:
+    return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
 
 
 def response_metrics(finished: Sequence[FinishedRequest]) -> Json:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
 from uuid import uuid4
 
 from fastapi import APIRouter, Request
@@ -33,6 +32,7 @@ from driftguard_engine.server.openai.responses import (
     ResponseHead,
     first_chat_chunk,
     text_chunk,
+    tokens_of,
     usage_chunk,
     usage_of,
     whole_response,
@@ -113,7 +113,7 @@ async def _answer(
     order = {one.request_id: index for index, one in enumerate(requests)}
     lengths = [len(prompt) for prompt in prompts]
     if body.stream:
-        return EventStream(_events(submission, head, order, lengths, body.includes_usage), owner=submission)
+        return EventStream(_events(submission, head, order, lengths, body), owner=submission)
     with submission:
         try:
             finished = await unless_disconnected(request.receive, _finished(submission, order))
@@ -140,21 +140,33 @@ def _checked(finished: FinishedRequest) -> FinishedRequest:
 
 
 async def _events(
-    submission: Submission, head: ResponseHead, order: dict[str, int], lengths: list[int], with_usage: bool
+    submission: Submission,
+    head: ResponseHead,
+    order: dict[str, int],
+    lengths: list[int],
+    body: CompletionBody | ChatBody,
 ) -> AsyncIterator[bytes]:
-    extra: dict[str, Any] = {"usage": None} if with_usage else {}
+    counts = [0] * len(order)  # output tokens of each choice so far
     finished: dict[int, FinishedRequest] = {}
+
+    def with_usage(chunk: Json, index: int) -> Json:
+        if body.has_usage_in_each_chunk:
+            return chunk | {"usage": tokens_of(lengths[index // body.n], counts[index])}
+        return chunk | {"usage": None} if body.includes_usage else chunk
+
     try:
         if head.is_chat:
             for index in range(len(order)):
-                yield event(first_chat_chunk(head, index) | extra)
+                yield event(with_usage(first_chat_chunk(head, index), index))
         async for output in submission.outputs():
-            if chunk := _output_chunk(head, order[output.request_id], output, finished):
-                yield event(chunk | extra)
+            index = order[output.request_id]
+            counts[index] += len(output.token_ids)
+            if chunk := _output_chunk(head, index, output, finished):
+                yield event(with_usage(chunk, index))
     except EngineError as error:
         yield event(openai_error(error.status, error.detail, error.field, error.code))
         return
-    if with_usage:
+    if body.includes_usage:
         in_order = [finished[index] for index in sorted(finished)]
         yield event(usage_chunk(head, in_order, usage_of(lengths, in_order)))
     yield DONE

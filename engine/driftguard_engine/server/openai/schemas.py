@@ -101,6 +101,7 @@ Stop = Annotated[
 
 class StreamOptions(Body):
     include_usage: bool = False
+    continuous_usage_stats: bool = False  # vLLM's extension; as there nothing without include_usage
     include_obfuscation: OnlyFalse = None
 
 
@@ -150,6 +151,11 @@ class _Generation(Body):
     @property
     def includes_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def has_usage_in_each_chunk(self) -> bool:
+        options = self.stream_options
+        return options is not None and options.include_usage and options.continuous_usage_stats
 
 
 class CompletionBody(_Generation):
