@@ -58,6 +58,7 @@ class Spool:
 
     def append(self, lines: Sequence[bytes]) -> int:
         """Adds lines (without newline) at the end; returns how many old ones were dropped to make room."""
+        self.save()
         start = 0
         while start < len(lines):
             segment = self._tail()
@@ -65,6 +66,24 @@ class Spool:
             self._write(segment, lines[start:end])
             start = end
         return self._drop_oldest()
+
+    def save(self) -> None:
+        """Writes to disk what had to stay in memory, as far as that is possible now."""
+        if self._directory is None:
+            return
+        for segment in self._segments:
+            if segment.content is None:
+                continue
+            path = self._directory / f"{self._next_number:012d}{SUFFIX}"
+            try:
+                path.write_bytes(b"\n".join(segment.content) + b"\n")
+            except OSError:
+                _is_removed(path)  # half of it may be there
+                return
+            self._writable = True
+            self._next_number += 1
+            self.written_lines += segment.lines
+            segment.path, segment.content = path, None
 
     def take(self) -> Segment | None:
         """The oldest segment, closed for appending, or None. It stays here until `remove`."""

@@ -285,6 +285,8 @@ class Telemetry:
         self._account_for_rest()
 
     def _account_for_rest(self) -> None:
+        for spool in (self._records, self._captures):
+            spool.save()
         lost = self._records.lines_in_memory()
         waiting = self._records.lines - lost
         self._record_counts.dropped += lost

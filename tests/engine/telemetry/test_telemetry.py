@@ -326,6 +326,25 @@ def test_a_spool_that_turns_read_only_loses_nothing_and_all_arrives_in_order(
         wait_until(lambda: not spool_files(tmp_path), "it is removed then")
 
 
+@pytest.mark.parametrize("later", [[], [2]])
+def test_what_waits_in_memory_is_on_disk_once_that_can_be_written_again(
+    tmp_path: Path, port: int, later: list[int]
+) -> None:
+    with sending(f"http://127.0.0.1:{port}", tmp_path) as telemetry:
+        telemetry.finished(finished_request(0))
+        wait_until(lambda: telemetry.state.records.failed_attempts > 0, "the first record is on disk")
+        spooled = telemetry.state.spool_bytes
+        with read_only(tmp_path):
+            telemetry.finished(finished_request(1))
+            wait_until(lambda: telemetry.state.spool_bytes > spooled, "the second record waits in memory")
+        for number in later:
+            telemetry.finished(finished_request(number))
+    assert telemetry.state.records.dropped == 0
+    assert telemetry.state.spooled_records == 2 + len(later)
+    with Receiver() as receiver, sending(receiver.url, tmp_path):
+        wait_until(lambda: segments(receiver.stored()) == numbered(0, 1, *later), "all arrived, in order")
+
+
 def test_captured_token_ids_that_cannot_be_erased_are_named_and_never_sent(
     tmp_path: Path, port: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
