@@ -123,6 +123,13 @@ def test_segment_and_session_come_from_headers(client: httpx.Client, fake: FakeE
     assert [(one.segment, one.session) for one in fake.seen] == [("über", "s-1"), ("default", None)]
 
 
+def test_an_empty_label_counts_as_none(client: httpx.Client, fake: FakeEngine) -> None:
+    """As at the proxy: gateways fill the headers from a value that may be missing."""
+    headers = {"X-DriftGuard-Segment": "", "X-DriftGuard-Session": ""}
+    client.post("/v1/completions", json={"prompt": "hi"}, headers=headers).raise_for_status()
+    assert [(one.segment, one.session) for one in fake.seen] == [("default", None)]
+
+
 def test_stream_is_server_sent_events_that_end_with_done(client: httpx.Client) -> None:
     body = {"prompt": "hi", "max_tokens": 2, "stream": True}
     with client.stream("POST", "/v1/completions", json=body) as response:

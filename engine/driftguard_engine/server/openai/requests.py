@@ -123,14 +123,14 @@ def _check_sequences(prompts: int, n: int) -> None:
 
 def _label(headers: Mapping[str, str], name: str) -> str | None:
     value = headers.get(name)
-    if value is None:
+    if not value:  # gateways fill the header from a value that may be missing
         return None
     try:
         text = value.encode("latin-1").decode()  # HTTP headers are bytes; we read them as UTF-8
     except UnicodeDecodeError:
         raise InvalidRequest(f"{name}: not valid UTF-8", field=name) from None
-    if not 1 <= len(text) <= MAX_LABEL_LENGTH:
+    if len(text) > MAX_LABEL_LENGTH:
         raise InvalidRequest(
-            f"{name}: has {len(text)} characters, must have 1 to {MAX_LABEL_LENGTH}", field=name
+            f"{name}: has {len(text)} characters, must have at most {MAX_LABEL_LENGTH}", field=name
         )
     return text
