@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from typing import Any
 
@@ -175,8 +176,10 @@ def test_another_model_is_not_found(client: httpx.Client) -> None:
         (b'{"prompt": "a", "\\ud800": 1}', "field's name holds a lone surrogate"),
         (b"[]", "must be a JSON object"),
         (b"", "must be a JSON object"),
-        (b"\xff", "body"),
-        (b'{"prompt": ' + b"[" * 100_000, "body"),
+        (b"\xff", "not valid JSON: 'utf-8' codec can't decode"),
+        (b'{"prompt": ' + b"[" * 100_000, "more than 20000 arrays"),
+        (b'{"prompt": ' + b"[" * 19_000, "not valid JSON: maximum recursion depth"),
+        (b'{"prompt": "a", "seed": ' + b"9" * 5_000 + b"}", "not valid JSON: Exceeds the limit"),
     ],
 )
 def test_a_body_that_is_no_json_object(client: httpx.Client, content: bytes, reason: str) -> None:
@@ -185,8 +188,22 @@ def test_a_body_that_is_no_json_object(client: httpx.Client, content: bytes, rea
     assert reason in response.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br"])
+def test_a_compressed_body_is_told_from_one_that_is_no_json(
+    client: httpx.Client, fake: FakeEngine, encoding: str
+) -> None:
+    headers = {"Content-Type": "application/json", "Content-Encoding": encoding}
+    response = client.post("/v1/completions", content=gzip.compress(b'{"prompt": "a"}'), headers=headers)
+    assert response.status_code == 415
+    message = response.json()["error"]["message"]
+    assert message == f"Content-Encoding {encoding!r} is not supported; send the body as it is"
+    plain = {"Content-Type": "application/json", "Content-Encoding": "identity"}
+    client.post("/v1/completions", content=b'{"prompt": "a"}', headers=plain).raise_for_status()
+    assert len(fake.seen) == 1
+
+
 @pytest.mark.parametrize(
-    ("header", "value"), [("X-DriftGuard-Segment", "s" * 257), ("X-DriftGuard-Session", "")]
+    ("header", "value"), [("X-DriftGuard-Segment", "s" * 257), ("X-DriftGuard-Session", "s" * 257)]
 )
 def test_bad_labels_name_the_header(client: httpx.Client, header: str, value: str) -> None:
     response = client.post("/v1/completions", json={"prompt": "hi"}, headers={header: value})
