@@ -212,6 +212,30 @@ def test_chat_uses_the_template_and_the_rest_of_the_context() -> None:
     assert answer.choices[0].message.content == TOKEN_TEXT * (fake.max_length - len(prompt))
 
 
+@pytest.mark.parametrize(
+    ("template", "prompt"),
+    [
+        (
+            "{% for m in messages %}{% if m.role == 'system' %}S {{ m.content }}{% endif %}{% endfor %}",
+            "S brief",
+        ),
+        (
+            "{% for m in messages %}{% if m.role == 'developer' %}D {{ m.content }}{% endif %}{% endfor %}",
+            "D brief",
+        ),
+    ],
+)
+def test_a_developers_message_is_a_system_message_to_templates_that_know_no_developer(
+    template: str, prompt: str
+) -> None:
+    """Most templates leave out roles that they do not know."""
+    fake = FakeEngine(byte_tokenizer(template))
+    messages = [{"role": "developer", "content": "brief"}, {"role": "user", "content": "hi"}]
+    with served(fake) as client:
+        client.post("/v1/chat/completions", json={"messages": messages}).raise_for_status()
+    assert fake.tokenizer.decode(fake.seen[0].prompt_token_ids) == prompt
+
+
 def test_openai_client_streams_chat() -> None:
     with served(FakeEngine(byte_tokenizer(CHAT_TEMPLATE))) as client:
         stream = openai_client(client).chat.completions.create(

@@ -58,6 +58,8 @@ def encode_chat(tokenizer: Any, limit: PromptLimit, body: ChatBody) -> list[int]
             "messages: the model's tokenizer has no chat template; use /v1/completions", field="messages"
         )
     messages = [message.for_template() for message in body.messages]
+    if "developer" not in str(tokenizer.chat_template):  # OpenAI's newer name; it would be left out
+        messages = [each | {"role": "system"} if each["role"] == "developer" else each for each in messages]
     # Checked before the template, which takes long for many messages, and after it, as it may add text.
     limit.check_text("messages", sum(1 + len(message["content"]) for message in messages))
     try:
