@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import torch
 from fastapi import APIRouter
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from driftguard_engine.server.auth import hash_of
 from driftguard_engine.server.body import Body
@@ -16,11 +16,17 @@ from driftguard_engine.server.dependencies import Service, TheService
 from driftguard_http import Refusal
 
 
+def _recordable(version: str) -> str:
+    if "\0" in version:
+        raise ValueError("holds a NUL character, which no record may hold")
+    return version
+
+
 class DraftBody(Body):
     """POST /admin/drafts"""
 
     directory: Annotated[str, Field(min_length=1)]
-    version: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    version: Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_recordable)] | None = None
 
 
 class SpeculationBody(Body):

@@ -104,6 +104,16 @@ def test_a_draft_is_put_into_service_whatever_its_version_is_called(
     assert EngineAdmin(str(client.base_url), None).activate(version).version == version
 
 
+def test_a_draft_gets_no_version_that_no_record_can_hold(
+    client: httpx.Client, fake: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sidecar would refuse the records of all requests that it serves."""
+    monkeypatch.setattr(fake, "load_draft", lambda directory, version: replace(fake.draft, version=version))
+    answer = client.post("/admin/drafts", json={"directory": "/models/draft", "version": "a\0b"})
+    assert (answer.status_code, answer.json()["field"]) == (422, "version")
+    assert "NUL" in answer.json()["detail"]
+
+
 @pytest.fixture
 def guarded(fake: FakeEngine) -> Iterator[httpx.Client]:
     with served(fake, options=ServeOptions(admin_key_hash=hash_of("secret"))) as client:
