@@ -54,6 +54,7 @@ chaos: setup
 
 bench: setup
 	$(BIN)/python -m tests.benchmarks.bench_ingest
+	$(BIN)/python -m tests.benchmarks.bench_serve
 	$(BIN)/python -m tests.benchmarks.bench_detection_speed
 	$(BIN)/python -m tests.benchmarks.bench_memory
 	$(BIN)/python -m tests.benchmarks.bench_proxy

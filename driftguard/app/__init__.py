@@ -57,7 +57,7 @@ from driftguard.store import job_queue, keys, retention
 from driftguard.store.database import Database, DatabaseTimeout, is_database_failure
 from driftguard.store.open_database import open_database
 from driftguard_http import ConnectionLimits, bounded_protocol, serving
-from driftguard_http.allocation import give_back_what_is_freed
+from driftguard_http.allocation import collect_garbage_rarely, give_back_what_is_freed
 from driftguard_http.open_files import raise_limit
 from driftguard_http.origins import url_of
 
@@ -363,6 +363,7 @@ def run_sidecar(settings: Settings) -> None:
     configure_logging(settings.log_level, secrets_of(settings))
     raise_limit()
     give_back_what_is_freed()
+    collect_garbage_rarely()
     signal.signal(signal.SIGTERM, _unwind)
     with _bind(settings) as listener, open_database(settings) as database:
         with database.session() as session:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -29,6 +28,7 @@ from driftguard.proxy.upstream import Upstream
 from driftguard.proxy.workers import Worker, supervise
 from driftguard.settings import ProxySettings, is_readable_url
 from driftguard_http import ConnectionLimits, Origins
+from driftguard_http.allocation import collect_garbage_rarely
 from driftguard_http.open_files import raise_limit
 from driftguard_http.origins import url_of
 
@@ -46,9 +46,7 @@ def run_proxy(settings: ProxySettings, api_key: str | None) -> None:
     except ValueError as error:
         raise BadSettings(f"DRIFTGUARD_API_KEY: {error}") from None
     raise_limit()
-    gc.collect()
-    gc.freeze()  # modules are never freed; scanning them each time costs a tenth of the throughput
-    gc.set_threshold(10_000)  # few cycles per request: collecting after every 700 objects costs a tenth too
+    collect_garbage_rarely()
     all_listeners = listeners_of(settings.host, settings.port, settings.admin_port, settings.workers)
     ready = f"proxy ready on {url_of(settings.host, all_listeners[0].port)} for {settings.upstream}"
 

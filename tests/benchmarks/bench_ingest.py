@@ -65,10 +65,10 @@ def main() -> None:
 
 
 def _measure(base_url: str, records: int, rate: int) -> None:
-    asyncio.run(_send(base_url, _bodies(20_000, seed=1), rate=None))  # warm-up
-    peak = asyncio.run(_send(base_url, _bodies(records, seed=2), rate=None))
+    asyncio.run(send(base_url, _bodies(20_000, seed=1), rate=None))  # warm-up
+    peak = asyncio.run(send(base_url, _bodies(records, seed=2), rate=None))
     print(f"peak: {peak.records_per_second:,.0f} durable records/s in batches of {BATCH}")
-    paced = asyncio.run(_send(base_url, _bodies(records, seed=3), rate=rate))
+    paced = asyncio.run(send(base_url, _bodies(records, seed=3), rate=rate))
     print(
         f"paced at {rate:,}/s (reached {paced.records_per_second:,.0f}/s): acknowledgement "
         f"p50 {paced.quantile(50) * 1e3:.1f} ms, p99 {paced.quantile(99) * 1e3:.1f} ms"
@@ -83,7 +83,7 @@ def _bodies(records: int, *, seed: int) -> list[bytes]:
     ]
 
 
-async def _send(base_url: str, bodies: list[bytes], *, rate: int | None) -> Load:
+async def send(base_url: str, bodies: list[bytes], *, rate: int | None) -> Load:
     """As fast as CONNECTIONS allow, or one batch every BATCH / rate seconds whatever the answers do."""
     times: list[float] = []
     started = time.perf_counter()
