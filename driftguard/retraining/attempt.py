@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -106,6 +107,8 @@ def _make_and_judge(
     rules = job.settings.retraining
     gate_rules = GateRules(rules.minimum_gain, rules.maximum_regression)
     decision = decide(groups, costs, gate_rules, of_asked=kind != "model")
+    if planned.left_out is not None:
+        decision = replace(decision, reason=f"{decision.reason}; {planned.left_out.told}")
     numbers = RunNumbers(
         checksums_sha256=made,
         requests=counts,
@@ -129,7 +132,17 @@ def _collect(job: Job, files: Workspace, traffic: Traffic, planned: Plan) -> Req
     )
     written = [write_requests(path, traffic.read(keys), planned.groups) for path, keys in parts]
     _check_left(job, planned, written[0], written[2])
-    return RequestCounts(*(part.total() for part in written))
+    counts = RequestCounts(*(part.total() for part in written))
+    if planned.left_out is None:
+        return counts
+    left_out, vocabulary = planned.left_out.requests, planned.left_out.vocabulary
+    log.warning(
+        "captured requests with token ids that the target lacks are left out",
+        server=job.info.server,
+        requests=left_out,
+        vocabulary=vocabulary,
+    )
+    return replace(counts, out_of_vocabulary=left_out)
 
 
 def _check_left(job: Job, planned: Plan, train: Counter[str], held_out: Counter[str]) -> None:

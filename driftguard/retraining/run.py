@@ -36,8 +36,8 @@ from driftguard.retraining.ledger.run_row import Job, new_run
 from driftguard.retraining.promotion import restart
 from driftguard.retraining.promotion.reconcile import end_killed, settle, settle_locked
 from driftguard.retraining.training import workspace
-from driftguard.retraining.training.draft_files import context_of
-from driftguard.retraining.training.plan import NothingToDo, PlanRules, plan
+from driftguard.retraining.training.draft_files import context_of, vocabulary_of
+from driftguard.retraining.training.plan import Change, LeftOut, NothingToDo, Plan, PlanRules, plan
 from driftguard.retraining.training.traffic import Traffic, captured_traffic, traffic_of_file
 from driftguard.retraining.trigger import what_calls_for_it
 from driftguard.settings import Settings
@@ -191,12 +191,31 @@ def _retrain(
         rules = replace(rules, context_tokens=context_of(job.info.target_directory, job.info.draft.directory))
     if force or kind != "model":  # of few answers a corpus drafts less, and never worse
         rules = replace(rules, aim_requests=rules.minimum_requests)
-    planned = plan(traffic.requests, change, rules, datetime.now(UTC))
+    planned = _planned(traffic, change, rules, vocabulary_of(job.info.target_directory))
     if isinstance(planned, NothingToDo):
         if from_file is None and not job.settings.capture.enabled:
             planned = replace(planned, reason=f"{planned.reason}, and capture is off (capture.enabled)")
         return _nothing_to_do(job, call.incident_id, planned)
     return attempt(job, kind, lock, call, traffic, planned)
+
+
+def _planned(
+    traffic: Traffic, change: Change | None, rules: PlanRules, vocabulary: int | None
+) -> Plan | NothingToDo:
+    """Without the requests that have tokens which the target lacks: by a client's mistake, or because one
+    with more tokens had its name before."""
+    now = datetime.now(UTC)
+    planned = plan(traffic.requests, change, rules, now)
+    if isinstance(planned, NothingToDo) or vocabulary is None:
+        return planned
+    beyond = traffic.beyond(vocabulary)  # last, because it reads all tokens
+    if not beyond:
+        return planned
+    left_out = LeftOut(len(beyond), vocabulary)
+    planned = plan((one for one in traffic.requests if one.key not in beyond), change, rules, now)
+    if isinstance(planned, NothingToDo):
+        return replace(planned, reason=f"{planned.reason}; {left_out.told}")
+    return replace(planned, left_out=left_out)
 
 
 def _nothing_to_make(job: Job) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import delete, func, select, text
+from sqlalchemy import any_, delete, func, literal, or_, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -152,6 +152,20 @@ def outline(session: Session, server: str, target: str) -> list[CaptureOutline]:
         Capture.server == server, Capture.target == target, prompt > 0, output > 0
     )
     return [CaptureOutline._make(row) for row in session.execute(query)]
+
+
+def beyond_vocabulary(session: Session, server: str, target: str, vocabulary: int) -> set[UUID]:
+    """The record ids of those with a token id that a target of `vocabulary` tokens lacks. Reads all token
+    ids."""
+    query = select(Capture.record_id).where(
+        Capture.server == server,
+        Capture.target == target,
+        or_(
+            literal(vocabulary) <= any_(Capture.prompt_token_ids),
+            literal(vocabulary) <= any_(Capture.output_token_ids),
+        ),
+    )
+    return set(session.scalars(query))
 
 
 def token_ids(session: Session, record_ids: Sequence[UUID]) -> list[CapturedTokens]:

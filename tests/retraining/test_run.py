@@ -47,6 +47,7 @@ from tests.retraining.world import (
 
 Requests = list[tuple[list[int], list[int]]]
 LONG = [1] * 60, [2] * 10  # of a context of 64 tokens
+FOREIGN = [1, 5], [2] * 8 + [32]  # of a vocabulary of 32 tokens
 
 
 def run_of(drifted: Drifted, outcome: RetrainOutcome) -> RetrainRun:
@@ -389,6 +390,55 @@ def test_captured_requests_that_cannot_be_learned_from_are_none_of_those_needed(
     outcome = retrain(database, settings, incident_id=incident_id)
     assert (outcome.state, outcome.waits_for_traffic) == ("nothing_to_do", True)
     assert outcome.reason.startswith("only 14 captured requests since the change that fit")
+
+
+@pytest.mark.usefixtures("training_here")
+def test_captured_requests_with_tokens_that_the_target_lacks_are_left_out_and_counted(
+    database: Database, engine: EngineStub, models: Models, tmp_path: Path
+) -> None:
+    """As where a target with a smaller vocabulary took over its name, or where a client lies: they are kept
+    for days, in changed segments and in others, held out or not."""
+    settings = make_settings(tmp_path / "data", engine.url)
+    new, old = ([FOREIGN] * 20 + requests_of(path) for path in (models.new_traffic, models.old_traffic))
+    incident_id = captured_fall(database, models, new, old)
+    foreign, known = (sum(held_out(n, settings) for n in some) for some in (range(20), range(20, len(new))))
+    assert 0 < foreign < 20
+    with capture_logs() as logs:
+        outcome = retrain(database, settings, incident_id=incident_id)
+    left_out = (
+        "40 captured requests are left out: they have token ids that the target's vocabulary of 32 lacks"
+    )
+    assert outcome.state == "promoted"
+    assert outcome.reason.endswith(f"; {left_out}")
+    (told,) = (one for one in logs if "are left out" in one["event"])
+    assert (told["requests"], told["vocabulary"]) == (40, 32)
+    with database.session() as session:
+        run = retrain_runs.find(session, outcome.run_id or UUID(int=0))
+    assert run is not None
+    assert left_out in (run.reason or "")
+    numbers = retrain_runs.numbers_of(run)
+    assert numbers.gate is not None
+    assert numbers.gate.gain.requests == known
+    assert numbers.requests is not None
+    assert (numbers.requests.train, numbers.requests.out_of_vocabulary) == (len(new) - 20 - known, 40)
+
+
+@pytest.mark.parametrize("kind", ["model", "corpus"])
+def test_a_run_that_tokens_unknown_to_the_target_leave_with_too_little_waits_for_more(
+    database: Database, engine: EngineStub, models: Models, tmp_path: Path, kind: str
+) -> None:
+    """It has not failed: a failed run is repeated a few times only."""
+    if kind == "corpus":
+        engine.serving = {**engine.serving, "method": "suffix", "directory": None}
+    settings = make_settings(tmp_path / "data", engine.url)
+    new = [FOREIGN] * 114 + requests_of(models.new_traffic)[:14]
+    incident_id = captured_fall(database, models, new, [])
+    outcome = retrain(database, settings, incident_id=incident_id)
+    assert (outcome.state, outcome.waits_for_traffic) == ("nothing_to_do", True)
+    assert outcome.reason == (
+        "only 14 captured requests since the change, 128 needed; 114 captured requests are left out: they "
+        "have token ids that the target's vocabulary of 32 lacks"
+    )
 
 
 @pytest.mark.usefixtures("training_here")

@@ -177,6 +177,27 @@ def test_an_answer_that_is_too_long_is_left_out(tmp_path: Path) -> None:
     assert printed(*arguments, "--most-tokens", 20)["tokens"] == 4
 
 
+def test_an_answer_with_a_token_of_the_model_that_the_tokenizer_lacks_is_left_out_and_counted(
+    tmp_path: Path,
+) -> None:
+    """Output layers are padded; a fine-tune's additional tokens have ids there that another lacks."""
+    target = tmp_path / "target"
+    target.mkdir()
+    for file in TARGET.iterdir():
+        (target / file.name).symlink_to(file)
+    config = json.loads((TARGET / "config.json").read_text())
+    tokens = config["vocab_size"]
+    (target / "config.json").unlink()
+    (target / "config.json").write_text(json.dumps(config | {"vocab_size": tokens + 64}))
+    train = write(tmp_path / "train.jsonl", [("a", [1], [5, tokens + 1]), ("a", [tokens + 2], [6, 7])])
+    made = printed("corpus", "--target", target, "--train", train, "--output", tmp_path / "corpus")
+    assert (made["documents"], made["out_of_vocabulary"]) == (1, 1)
+    assert read_documents(tmp_path / "corpus", tokenizer().get_vocab(), field="draft") == [[6, 7]]
+    scoring = ("evaluate-corpora", "--target", target, "--traffic", train, "--single-tokens")
+    (found,) = printed(*scoring, "--corpus", tmp_path / "corpus")["drafts"]
+    assert found["segments"][0]["positions"] == 4
+
+
 def test_the_same_answers_make_the_same_version(tmp_path: Path) -> None:
     train = write(tmp_path / "train.jsonl", [("a", [1], [5, 6, 7])])
     other = write(tmp_path / "other.jsonl", [("a", [1], [5, 6, 8])])

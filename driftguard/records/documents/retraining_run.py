@@ -14,11 +14,13 @@ Verdict = Literal["watching", "worse", "stands"]
 
 @dataclass(frozen=True, slots=True)
 class RequestCounts:
-    """Captured requests that were written for the training and for the gate."""
+    """Captured requests that were written for the training and for the gate. out_of_vocabulary: those that
+    were not, because they have token ids that the target lacks."""
 
     train: int
     replay: int
     held_out: int
+    out_of_vocabulary: int = 0
 
 
 @dataclass(frozen=True, slots=True)

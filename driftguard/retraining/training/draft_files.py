@@ -128,13 +128,22 @@ def _configuration_of(directory: Path) -> Mapping[str, Any]:
 def context_of(*directories: str | None) -> int | None:
     """The shortest context of these models, in tokens; None where no config.json tells one, as that of a head
     does not."""
-    told = [_context_in(Path(directory)) for directory in directories if directory is not None]
+    told = [
+        _configured(Path(directory), "max_position_embeddings")
+        for directory in directories
+        if directory is not None
+    ]
     return min((context for context in told if context is not None), default=None)
 
 
-def _context_in(directory: Path) -> int | None:
+def vocabulary_of(directory: str | None) -> int | None:
+    """How many tokens this target has; None where its config.json does not tell."""
+    return None if directory is None else _configured(Path(directory), "vocab_size")
+
+
+def _configured(directory: Path, name: str) -> int | None:
     try:
-        found = _configuration_of(directory).get("max_position_embeddings")
+        found = _configuration_of(directory).get(name)
     except DraftRefused:  # the training names what cannot be read
         return None
     return found if isinstance(found, int) else None

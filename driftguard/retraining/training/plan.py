@@ -56,6 +56,22 @@ class PlanRules:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut:
+    """How many captured requests have token ids that a target of so many tokens lacks."""
+
+    requests: int
+    vocabulary: int
+
+    @property
+    def told(self) -> str:
+        requests = "1 captured request is" if self.requests == 1 else f"{self.requests} captured requests are"
+        return (
+            f"{requests} left out: {'it has' if self.requests == 1 else 'they have'} token ids that the "
+            f"target's vocabulary of {self.vocabulary} lacks"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Which captured requests go where, by key, and the group that each belongs to."""
 
@@ -63,6 +79,7 @@ class Plan:
     replay: Sequence[str]
     held_out: Sequence[str]
     groups: Mapping[str, str]  # key -> "changed:<segment>" or "older:<segment>"
+    left_out: LeftOut | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,10 +27,12 @@ TokenIds = tuple[str, Sequence[int], Sequence[int]]  # key, prompt, output
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The requests, and a function that reads the token ids of some of them."""
+    """The requests, and functions that read the token ids of some of them, and which have one that a target
+    of so many tokens lacks."""
 
     requests: Sequence[CapturedRequest]
     read: Callable[[Sequence[str]], Iterator[TokenIds]]
+    beyond: Callable[[int], Collection[str]]
 
 
 def captured_traffic(database: Database, server: str, target: str) -> Traffic:
@@ -48,7 +50,11 @@ def captured_traffic(database: Database, server: str, target: str) -> Traffic:
                 for row in captures.token_ids(session, wanted):
                     yield str(row.record_id), row.prompt_token_ids, row.output_token_ids
 
-    return Traffic(requests, read)
+    def beyond(vocabulary: int) -> set[str]:
+        with database.session() as session:
+            return {str(key) for key in captures.beyond_vocabulary(session, server, target, vocabulary)}
+
+    return Traffic(requests, read, beyond)
 
 
 class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,7 +71,8 @@ class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def traffic_of_file(path: Path) -> Traffic:
-    """Every request of the file; equal lines count once. Raises BadInput that names the line."""
+    """Every request of the file; equal lines count once. A token that the target lacks is left to the
+    training, which refuses it by its line. Raises BadInput that names the line."""
     lines = {_key(line): line for line in _lines(path)}
     if not lines:
         raise BadInput(f"{path}: no requests in the file; one JSON object per line is needed")
@@ -84,7 +91,7 @@ def traffic_of_file(path: Path) -> Traffic:
         for key in keys:
             yield key, lines[key].prompt_token_ids, lines[key].output_token_ids
 
-    return Traffic(requests, read)
+    return Traffic(requests, read, beyond=lambda _: ())
 
 
 def write_requests(path: Path, rows: Iterable[TokenIds], groups: Mapping[str, str]) -> Counter[str]:

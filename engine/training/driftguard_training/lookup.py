@@ -45,37 +45,43 @@ _MOST_PLACES = 200
 
 
 def make_corpus(settings: CorpusSettings) -> dict[str, object]:
-    """Writes the corpus: answers of `train`, then of `replay`, in the order of the files, while they fit.
+    """Writes the corpus: answers of `train`, then of `replay`, in the order of the files, while they fit. One
+    with a token that the tokenizer lacks is left out, and counted in "out_of_vocabulary".
 
     Returns what was made, with its version. Raises TrainingRefused: bad traffic, no tokenizer, an output that
     exists; nothing is written.
     """
     tokenizer = _tokenizer(settings.target)
     vocabulary = tokenizer.get_vocab()
-    requests = _read(settings.train, vocabulary)
+    tokens = max(vocabulary.values()) + 1
+    requests = _read(settings.train, settings.target, tokens)
     if settings.replay is not None:
-        requests += _read(settings.replay, vocabulary)
+        requests += _read(settings.replay, settings.target, tokens)
     documents: list[list[int]] = []
     texts: list[str] = []
-    room = settings.most_tokens
+    room, out_of_vocabulary = settings.most_tokens, 0
     for request in requests:
         document, text = request.output_token_ids, ""
         if settings.as_texts:
             told = tokenizer.decode(document, skip_special_tokens=True, clean_up_tokenization_spaces=False)
             text = str(told)
             document = tokenizer.encode(text, add_special_tokens=False)
-        if document and len(document) < room:
+        if max(document, default=0) >= tokens:
+            out_of_vocabulary += 1
+        elif document and len(document) < room:
             room -= len(document) + 1
             documents.append(document)
             texts.append(text)
     if not documents:
         raise TooLittleTraffic(
-            f"{settings.train}: no answer has fewer than {settings.most_tokens} tokens (--most-tokens)"
+            f"{settings.train}: no answer has fewer than {settings.most_tokens} tokens (--most-tokens) that "
+            "the tokenizer has"
         )
     facts: dict[str, object] = {
         "documents": len(documents),
         "tokens": sum(len(document) for document in documents),
         "target": settings.target.name,
+        "out_of_vocabulary": out_of_vocabulary,
     }
 
     def write(directory: Path) -> None:
@@ -103,7 +109,7 @@ def evaluate_corpora(settings: EvaluateCorporaSettings) -> dict[str, object]:
     """
     tokenizer = _tokenizer(settings.target)
     vocabulary = tokenizer.get_vocab()
-    requests = _read(settings.traffic, vocabulary)
+    requests = _read(settings.traffic, settings.target, max(vocabulary.values()) + 1)
     ends = _ends(settings.target, tokenizer)
     k = settings.num_speculative_tokens
     seconds = None if settings.single_tokens else _step_seconds(settings.target, k)
@@ -254,5 +260,9 @@ def _ends(directory: Path, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]
     return eos_token_ids(*sources)
 
 
-def _read(path: Path, vocabulary: Mapping[str, int]) -> list[TrafficRequest]:
-    return read_traffic(path, max(vocabulary.values()) + 1, sys.maxsize)
+def _read(path: Path, target: Path, tokens: int) -> list[TrafficRequest]:
+    """Of the tokens that the target has, which may be more than the `tokens` of its tokenizer: padded."""
+    padded = 0
+    if (target / "config.json").is_file():
+        padded = int(getattr(AutoConfig.from_pretrained(target), "vocab_size", 0))
+    return read_traffic(path, max(tokens, padded), sys.maxsize)

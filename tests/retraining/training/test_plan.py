@@ -10,6 +10,7 @@ import pytest
 from driftguard.retraining.training.plan import (
     CapturedRequest,
     Change,
+    LeftOut,
     NothingToDo,
     Plan,
     PlanRules,
@@ -116,3 +117,12 @@ def test_what_is_longer_than_the_context_counts_for_nothing() -> None:
     found = plan(requests + captured("german", 300), CHANGE, rules, LATER)
     assert isinstance(found, Plan)
     assert len(found.groups) == 300
+
+
+@pytest.mark.parametrize(
+    ("requests", "told"),
+    [(1, "1 captured request is left out: it has"), (2, "2 captured requests are left out: they have")],
+)
+def test_what_is_left_out_is_told_by_number(requests: int, told: str) -> None:
+    lacks = "token ids that the target's vocabulary of 32 lacks"
+    assert LeftOut(requests, 32).told == f"{told} {lacks}"
