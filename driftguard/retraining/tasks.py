@@ -29,7 +29,7 @@ from driftguard.retraining.due import (
 )
 from driftguard.retraining.engines.engine_admin import EngineAway, EngineRefused, engine_of
 from driftguard.retraining.ledger.outcome import Trigger
-from driftguard.retraining.promotion import restart
+from driftguard.retraining.promotion import abandoned, restart
 from driftguard.retraining.promotion.reconcile import end_killed, settle
 from driftguard.retraining.run import retrain
 from driftguard.retraining.serving_scores import give_up_killed, score
@@ -47,6 +47,9 @@ NAMESPACE: Final = "retraining"
 # draft serves.
 RARELY: Final = 60.0
 REFUSED_SECONDS: Final = 60.0  # before an engine is asked again that has refused what settles it
+# For which a server is not in the settings before its runs end that nobody else can go on with: who took it
+# out by mistake, or has to restart several sidecars, puts it back.
+OUT_OF_SETTINGS_SECONDS: Final = 600.0
 _Incidents = Sequence[tuple[Incident, Stream]]
 log = structlog.get_logger(__name__)
 
@@ -67,6 +70,7 @@ class RetrainingJobs:
         self._rare_look_at = -math.inf
         self._unsettled_because: dict[str, str] = {}
         self._refused_at: dict[str, float] = {}
+        self._out_of_settings_since: dict[str, float] = {}
 
     @property
     def blueprint(self) -> procrastinate.Blueprint:
@@ -148,13 +152,21 @@ class RetrainingJobs:
             due = list(self._due(session, falls, attempts)) if is_automatic else []
         for server in sorted(unsettled & self._servers()):
             _defer(app, "settle", {"server": server})
-        for server in sorted(unsettled - self._servers()):  # taken out of the settings while a run was killed
-            end_killed(self._database, self._settings, server)
+        self._end_out_of_settings(unsettled - self._servers())
         for incident, stream in falls if scores else ():
             if is_score_due(incident, attempts.get(incident.id)):
                 _defer(app, "score", {"server": stream.server, "incident_id": str(incident.id)})
         for server, incident_id in due:
             defer_retraining(app, server, "incident", incident_id=incident_id)
+
+    def _end_out_of_settings(self, unsettled: set[str]) -> None:
+        """Of servers that were taken out of the settings while a run was under way."""
+        now, before = time.monotonic(), self._out_of_settings_since
+        self._out_of_settings_since = {server: before.get(server, now) for server in unsettled}
+        for server, since in sorted(self._out_of_settings_since.items()):
+            end_killed(self._database, self._settings, server)
+            if now - since >= OUT_OF_SETTINGS_SECONDS:
+                abandoned.end_of_server(self._database, server)
 
     def _is_rare_look(self) -> bool:
         now = time.monotonic()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Final
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from driftguard.store import drafts
@@ -36,6 +36,15 @@ def stream_in_service(session: Session, server: str) -> Stream | None:
         return newest
     since = newest.traffic_arrived_at - SILENCE
     return stream_since(session, server, newest.target, known.version, since) or newest
+
+
+def silence(session: Session, server: str, target: str) -> timedelta | None:
+    """For how long nothing had been heard of this target when its server was heard last; None: nothing was
+    ever."""
+    heard_at = func.max(Stream.traffic_arrived_at)
+    of_server = session.scalar(select(heard_at).where(Stream.server == server))
+    of_target = session.scalar(select(heard_at).where(Stream.server == server, Stream.target == target))
+    return None if of_server is None or of_target is None else of_server - of_target
 
 
 def stream_since(session: Session, server: str, target: str, version: str, since: datetime) -> Stream | None:

@@ -17,6 +17,7 @@ rolling back                      run rolling_back, no record of the parent  as 
 rolling back, restarted           run rolling_back, records of the parent    rolled_back
 promoted, and lost by the engine  its first draft in service, by no order    as it is: put back (put_back.py)
 anything else in service          the engine was told so by somebody else    in service; a watch ends
+with nobody to go on with it      see abandoned.py                           failed, or promoted; says why
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from driftguard.errors import Conflict
 from driftguard.retraining.engines.connect import Engine, connect
 from driftguard.retraining.engines.engine_admin import EngineAdmin, EngineDraft, EngineInfo, EngineRefused
 from driftguard.retraining.ledger import incident_notes
-from driftguard.retraining.promotion import restart
+from driftguard.retraining.promotion import abandoned, restart
 from driftguard.retraining.promotion.draft_rows import (
     finish_promotion,
     finish_rollback,
@@ -134,6 +135,7 @@ def settle_locked(database: Database, settings: Settings, engine: Engine, info: 
         if isinstance(engine, EngineAdmin):
             _end_watches_of_other_targets(session, info, now)
     end_killed(database, settings, info.server, serving_target=info.target)
+    abandoned.end_of_replaced(database, info.server, info.target)
     workspace.remove_old_drafts(database, settings, info.server, info.target)
     return info
 
