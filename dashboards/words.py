@@ -86,6 +86,7 @@ DRAFT_STATES: Final[Words] = {
     "candidate": ("Candidate", colours.BETTER),
     "rejected": ("Rejected", colours.SILENT),
     "rolled_back": ("Rolled back", colours.WARNING),
+    "lost": ("Lost by its engine", colours.BAD),
     "retired": ("Retired", colours.GONE),
 }
 

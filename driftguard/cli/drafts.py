@@ -33,7 +33,7 @@ Server = Annotated[str, typer.Argument(metavar="SERVER", help="The server's name
 def list_drafts(
     state: Annotated[
         str | None,
-        typer.Option(metavar="STATE", help="candidate, rejected, in_service, retired or rolled_back."),
+        typer.Option(metavar="STATE", help="candidate, rejected, in_service, retired, rolled_back or lost."),
     ] = None,
     server: OfServer = None,
     target: OfTarget = None,

@@ -39,7 +39,12 @@ class RetrainingMetrics:
             "When a retraining last ended well: promoted, or nothing to do.",
             *PLACE,
         )
-        self.drafts = series.gauge("driftguard_drafts", "Known drafts by state.", *PLACE, "state")
+        self.drafts = series.gauge(
+            "driftguard_drafts",
+            "Known drafts by state; lost: promoted, and its engine was started again without it.",
+            *PLACE,
+            "state",
+        )
         self.draft_in_service_since = series.gauge(
             "driftguard_draft_in_service_since_timestamp_seconds",
             "When the draft that is in service was put into service.",

@@ -15,7 +15,7 @@ from driftguard.records import Instant
 from driftguard.store.row_filter import EVERYTHING, RowFilter, RowId, newest_first
 from driftguard.store.tables import Draft
 
-DraftState = Literal["candidate", "rejected", "in_service", "retired", "rolled_back"]
+DraftState = Literal["candidate", "rejected", "in_service", "retired", "rolled_back", "lost"]
 
 CORPORA: Final = ("suffix", "ngram", "hybrid")  # methods whose drafts, or a part of them, hold captured text
 
@@ -80,14 +80,19 @@ def put_in_service(
     at: datetime,
     former: DraftState = "retired",
 ) -> None:
-    """Records that the engine serves this version now; whatever was in service becomes `former`.
+    """Records that the engine serves this version now; whatever was in service becomes `former`. One that was
+    lost before is retired: it is missed until another one is put into service.
 
     Recording what is recorded already changes nothing, so it can be repeated after a crash.
     """
+    others = *_is(server, target), Draft.version != version
+    serving = select(Draft.id).where(*others, Draft.state == "in_service")
     session.execute(
-        update(Draft)
-        .where(*_is(server, target), Draft.state == "in_service", Draft.version != version)
-        .values(state=former, retired_at=at)
+        update(Draft).where(*others, Draft.state == "lost", serving.exists()).values(state="retired"),
+        execution_options={"synchronize_session": False},
+    )
+    session.execute(
+        update(Draft).where(*others, Draft.state == "in_service").values(state=former, retired_at=at)
     )
     statement = insert(Draft).values(
         server=server,

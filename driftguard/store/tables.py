@@ -496,7 +496,7 @@ class Draft(Base):
     method: Mapped[str]
     directory: Mapped[str | None]
     parent_version: Mapped[str | None]
-    state: Mapped[str]  # candidate | rejected | in_service | retired | rolled_back
+    state: Mapped[str]  # candidate | rejected | in_service | retired | rolled_back | lost
     created_at: Mapped[datetime]
     promoted_at: Mapped[datetime | None]
     retired_at: Mapped[datetime | None]

@@ -96,6 +96,17 @@ def test_a_draft_in_service_is_shown_until_another_takes_its_place(
     assert shown(looking, "drafts", **PLACE, state="rolled_back") == 1
 
 
+def test_a_draft_that_its_engine_lost_is_shown_until_another_is_put_into_service(
+    database: Database, looking: LookAround
+) -> None:
+    serve(database, "v2", NOW - timedelta(hours=2))
+    serve(database, "v1", NOW, former="lost")
+    serve(database, "v1", NOW)
+    assert shown(looking, "drafts", **PLACE, state="lost") == 1
+    serve(database, "v3", NOW)
+    assert shown(looking, "drafts", **PLACE, state="lost") is None
+
+
 def test_the_stage_of_a_running_retraining_is_shown_and_none_when_it_has_ended(
     database: Database, looking: LookAround
 ) -> None:

@@ -23,7 +23,7 @@ from driftguard.records.documents.diagnosis import for_server
 _TEMPLATES: Final = Path(__file__).parent / "templates"
 _CLOCK: Final = re.compile(r"(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d) UTC")
 _TONES: Final = {
-    "bad": "degraded cannot_be_judged drafting_stopped speculation_loses open failed rolled_back",
+    "bad": "degraded cannot_be_judged drafting_stopped speculation_loses open failed rolled_back lost",
     "warn": "insufficient_data relearning stale acknowledged mitigating recovered_in_part rejected",
 }
 _COMMAND: Final = re.compile(r"`([^`]*)`")

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Literal
 
 import structlog
 from sqlalchemy.orm import Session
@@ -26,12 +27,19 @@ _LOOK_BACK = timedelta(days=7)  # records of the old draft that show its accepta
 log = structlog.get_logger(__name__)
 
 
-def follow_engine(session: Session, server: str, target: str, draft: EngineDraft, at: datetime) -> None:
-    """Stores which draft the engine serves; the one before is retired."""
+def follow_engine(
+    session: Session,
+    server: str,
+    target: str,
+    draft: EngineDraft,
+    at: datetime,
+    former: Literal["retired", "lost"] = "retired",
+) -> None:
+    """Stores which draft the engine serves; the state of the one before becomes `former`."""
     known = drafts.in_service(session, server, target)
     if known is not None and known.version != draft.version:
         log.info("draft in service changed", server=server, before=known.version, now=draft.version)
-    put_in_service(session, server, target, draft, at, former="retired")
+    put_in_service(session, server, target, draft, at, former)
 
 
 def finish_promotion(

@@ -121,6 +121,18 @@ def lost_draft(session: Session, info: EngineInfo) -> Draft | None:
     return None if was_chosen or is_worse else known
 
 
+def is_lost_live(session: Session, info: EngineInfo) -> bool:
+    """Whether a restart of the server has lost the draft that was loaded while it ran: it serves what it is
+    started with. Nothing loads it again."""
+    known = drafts.in_service(session, info.server, info.target)
+    if known is None or known.version == info.draft.version or known.retrain_run_id is None:
+        return False
+    run = retrain_runs.find(session, known.retrain_run_id)
+    loaded = retrain_runs.numbers_of(run).rollout if run is not None else None
+    is_live = loaded is not None and (loaded.live, loaded.version) == ("done", known.version)
+    return is_live and info.draft.version == _first_of(session, known)
+
+
 def _first_of(session: Session, draft: Draft) -> str | None:
     """The version that was not trained here and that this one goes back to, over its parents; None: not
     known."""

@@ -15,7 +15,7 @@ rolling out, restarted            run rolling_out, records of the candidate  wat
 rolling back                      run rolling_back, no record of the parent  as it is; asked for again when
                                                                              time is up
 rolling back, restarted           run rolling_back, records of the parent    rolled_back
-promoted, and lost by the engine  its first draft in service, by no order    as it is: put back (put_back.py)
+promoted, and lost by the engine  its first draft in service, by no order    put back (put_back.py), else lost
 anything else in service          the engine was told so by somebody else    in service; a watch ends
 with nobody to go on with it      see abandoned.py                           failed, or promoted; says why
 """
@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import structlog
@@ -42,7 +43,7 @@ from driftguard.retraining.promotion.draft_rows import (
     follow_engine,
     why_worse,
 )
-from driftguard.retraining.promotion.put_back import LOST, Loss, put_back_if_lost
+from driftguard.retraining.promotion.put_back import LOST, Loss, is_lost_live, put_back_if_lost
 from driftguard.retraining.training import workspace
 from driftguard.settings import Settings
 from driftguard.store import announced_drafts, drafts, retrain_runs
@@ -127,9 +128,11 @@ def settle_locked(database: Database, settings: Settings, engine: Engine, info: 
         running = retrain_runs.in_states(session, info.server, info.target, retrain_runs.RUNNING_STATES)
         if loss is None and all(run.candidate_version != info.draft.version for run in running):
             _tell_replaced(session, info, now)
+        is_lost = loss is not None or is_lost_live(session, info)
         for run in running:
             _settle_run(session, settings, run, info.draft, now, loss)
-        follow_engine(session, info.server, info.target, info.draft, now)
+        former: Literal["retired", "lost"] = "lost" if is_lost else "retired"
+        follow_engine(session, info.server, info.target, info.draft, now, former)
         if loss is not None:
             retrain_runs.add_to_reason(session, loss.run_id, loss.told, instead_of=LOST)
         if isinstance(engine, EngineAdmin):

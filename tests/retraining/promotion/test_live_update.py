@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from sqlalchemy import update
 
 from driftguard.retraining.engines import live_update
 from driftguard.retraining.engines.engine_admin import EngineRefused
@@ -20,6 +21,7 @@ from driftguard.retraining.promotion.rollback import roll_back
 from driftguard.settings import Settings
 from driftguard.store import retrain_runs
 from driftguard.store.database import Database
+from driftguard.store.tables import Stream
 from tests.alerting.http_receiver import wait_until
 from tests.retraining.promotion.test_restart import Restarts
 from tests.retraining.restarted import NEW, OLD, SERVER, passed_the_gate, promote, serves
@@ -78,6 +80,23 @@ def test_the_new_draft_is_loaded_and_its_records_prove_it(live: Live) -> None:
     assert live.settled(settings, made.id) == "watching"
     assert live.states() == {OLD: "retired", NEW: "in_service"}
     assert live.run(made.id).reason == "better; loaded without a restart"
+
+
+@pytest.mark.parametrize("stands", [False, True])
+def test_one_that_a_restart_of_the_server_lost_is_called_so(live: Live, stands: bool) -> None:
+    """It is in the memory of that server alone, and nothing loads it again."""
+    settings = live.settings()
+    made = passed_the_gate(live.database, settings)
+    promote(live.database, settings, made.id, made.incident_id)
+    serves(live.database, NEW)
+    assert live.settled(settings, made.id) == "watching"
+    with live.database.session() as session:
+        if stands:
+            retrain_runs.end(session, made.id, "promoted", "it stands", datetime.now(UTC))
+        session.execute(update(Stream).values(traffic_arrived_at=datetime.now(UTC) - timedelta(minutes=6)))
+    serves(live.database, OLD)
+    assert live.settled(settings, made.id) == "promoted"
+    assert live.states() == {OLD: "in_service", NEW: "lost"}
 
 
 @pytest.mark.parametrize("fault", ["refuse", "drop", "lose", "hang"])

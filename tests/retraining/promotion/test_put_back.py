@@ -171,7 +171,7 @@ def test_one_that_may_have_ended_its_engine_is_not_put_back_and_that_is_told(
     start_again(drifted, engine)
     start_again(drifted, engine)
     assert engine.serving["version"] == drifted.parent
-    assert states(drifted) == {drifted.parent: "in_service", CANDIDATE: "retired"}
+    assert states(drifted) == {drifted.parent: "in_service", CANDIDATE: "lost"}
     run = the_run(drifted, promoted)
     assert run.state == "promoted"
     assert (run.reason or "").endswith(
@@ -200,10 +200,28 @@ def test_one_that_cannot_be_put_back_is_told_and_the_engine_followed(
             session.execute(update(Draft).where(Draft.version == CANDIDATE).values(directory=None))
     with capture_logs() as logs:
         settle(drifted.database, drifted.settings, "engine-1")
-    assert states(drifted) == {drifted.parent: "in_service", CANDIDATE: "retired"}
+    assert states(drifted) == {drifted.parent: "in_service", CANDIDATE: "lost"}
     assert told in (the_run(drifted, promoted).reason or "")
     (line,) = [line for line in logs if line["event"] == "promoted draft lost"]
     assert line["log_level"] == "error"
+
+
+@pytest.mark.parametrize("instead", ["itself", "another"])
+def test_one_that_is_lost_is_called_so_until_it_or_another_is_put_into_service(
+    drifted: Drifted, promoted: UUID, engine: EngineStub, instead: str
+) -> None:
+    promoted_an_hour_ago(drifted)
+    engine.refuse = "load"
+    start_again(drifted, engine)
+    engine.refuse = ""
+    for _ in range(2):
+        assert states(drifted) == {drifted.parent: "in_service", CANDIDATE: "lost"}
+        settle(drifted.database, drifted.settings, "engine-1")
+    version = CANDIDATE if instead == "itself" else "by-hand"
+    engine.loaded[version] = {**engine.serving, "version": version}
+    engine.activate(version)
+    settle(drifted.database, drifted.settings, "engine-1")
+    assert states(drifted) == {drifted.parent: "retired", CANDIDATE: "retired", version: "in_service"}
 
 
 def away(engine: EngineStub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +260,7 @@ def test_one_whose_loading_ended_the_engine_is_not_loaded_again(
     engine.start_again()
     settle(drifted.database, make_settings(tmp_path / "data", engine.url), "engine-1")
     assert (engine.serving["version"], engine.calls) == (drifted.parent, ["load"])
-    assert states(drifted) == {drifted.parent: "in_service", CANDIDATE: "retired"}
+    assert states(drifted) == {drifted.parent: "in_service", CANDIDATE: "lost"}
     assert "so that it may be what ended it" in (the_run(drifted, promoted).reason or "")
 
 
@@ -302,7 +320,7 @@ def test_one_that_is_lost_again_soon_after_it_was_put_back_is_not_put_back_again
     with capture_logs() as logs:
         start_again(drifted, engine)
     assert (engine.serving["version"], engine.calls) == (drifted.parent, ["load", "activate"])
-    assert states(drifted) == {drifted.parent: "in_service", CANDIDATE: "retired"}
+    assert states(drifted) == {drifted.parent: "in_service", CANDIDATE: "lost"}
     told = (
         f"draft {drifted.parent} serves, and it was not put back: the engine ended within an hour of getting "
         "it back, so that it may be what ended it"
@@ -325,7 +343,7 @@ def test_one_that_is_lost_every_two_hours_is_put_back_four_times_a_day_and_no_mo
     served(drifted, timedelta(hours=2))
     start_again(drifted, engine)
     assert (engine.serving["version"], engine.calls.count("load")) == (drifted.parent, 4)
-    assert states(drifted) == {drifted.parent: "in_service", CANDIDATE: "retired"}
+    assert states(drifted) == {drifted.parent: "in_service", CANDIDATE: "lost"}
     assert (
         "it was not put back: it was put back 4 times within a day, and lost each time, so that it may be "
         "what ends the engine"
@@ -352,7 +370,7 @@ def test_one_that_the_engine_itself_gave_up_is_not_put_back(
     engine.given_up = CANDIDATE
     start_again(drifted, engine)
     assert (engine.serving["version"], engine.calls) == (drifted.parent, [])
-    assert states(drifted) == {drifted.parent: "in_service", CANDIDATE: "retired"}
+    assert states(drifted) == {drifted.parent: "in_service", CANDIDATE: "lost"}
     assert "it was not put back: the engine has ended again and again with it, and gave it up" in (
         the_run(drifted, promoted).reason or ""
     )
