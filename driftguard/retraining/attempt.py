@@ -41,6 +41,7 @@ from driftguard.retraining.training.process import (
     evaluate_hybrid,
     make_corpus,
 )
+from driftguard.retraining.training.target_files import TargetFiles
 from driftguard.retraining.training.traffic import Traffic, write_requests
 from driftguard.retraining.training.workspace import Workspace
 from driftguard.retraining.trigger import Call
@@ -65,17 +66,21 @@ def attempt(
     files: Workspace | None = None
     try:
         files = workspace.create(job.settings.data_directory, run_id)
+        where = job.info.target_directory
+        target = TargetFiles.now(job.info.target, None if where is None else Path(where))
         version, decision, numbers = _make_and_judge(job, kind, run_id, files, traffic, planned)
+        target.check()
         if not decision.promote:
             return end(job, run_id, call.incident_id, "rejected", decision.reason, numbers)
         lock.check()
         directory = workspace.draft_directory(job.settings.data_directory, version)
         checksums.verify(directory, numbers.checksums_sha256)
         if isinstance(job.engine, EngineAdmin):
-            _load(job, job.engine, run_id, version)
+            _load(job, job.engine, run_id, version, target)
             lock.check()  # a load takes minutes, and without the lock another process has settled this run
         else:
             _check_same_serves(job.info, job.engine.info_beside(job.info))
+            target.check()
     except (DriftGuardError, SQLAlchemyError, OSError) as error:
         told = _first_line(error)
         if isinstance(error, OSError) and error.filename is None:  # as of a write to a full disk
@@ -324,14 +329,14 @@ def _check_same_serves(made_for: EngineInfo, now: EngineInfo) -> None:
         )
 
 
-def _load(job: Job, admin: EngineAdmin, run_id: UUID, version: str) -> None:
+def _load(job: Job, admin: EngineAdmin, run_id: UUID, version: str, target: TargetFiles) -> None:
     """Waits for an engine that is started again meanwhile: else the training would be in vain."""
     advance(job, run_id, "promoting", f"loading draft {version}")
     deadline = time.monotonic() + AWAY_SECONDS
     has_told = False
     while True:
         try:
-            return _load_now(job, admin, version)
+            return _load_now(job, admin, version, target)
         except EngineAway as error:
             if time.monotonic() >= deadline or job.should_stop():
                 raise
@@ -341,12 +346,13 @@ def _load(job: Job, admin: EngineAdmin, run_id: UUID, version: str) -> None:
         time.sleep(_LOOK_SECONDS)
 
 
-def _load_now(job: Job, admin: EngineAdmin, version: str) -> None:
+def _load_now(job: Job, admin: EngineAdmin, version: str, target: TargetFiles) -> None:
     try:
         serving = admin.info()
     except EngineRefused as error:  # also where something before the engine answers for it
         raise EngineAway(error.detail) from error
     _check_same_serves(job.info, serving)
+    target.check()
     directory = workspace.draft_directory(job.settings.data_directory, version)
     loaded = admin.load(directory, version)
     if loaded.version != version:

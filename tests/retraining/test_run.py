@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -171,6 +172,31 @@ def test_what_serves_instead_by_the_time_the_candidate_is_judged_stays(
     assert (outcome.state, engine.calls) == ("failed", [])
     assert told[0] in outcome.reason
     assert run_of(drifted, outcome).state == "failed"
+    assert incident_states(drifted.database, drifted.incident_id) == ["open", "mitigating", "open"]
+
+
+@pytest.mark.usefixtures("training_here")
+@pytest.mark.parametrize("at", ["training", "evaluating", "promoting"])
+def test_a_candidate_for_a_target_whose_files_are_replaced_meanwhile_is_not_promoted(
+    drifted: Drifted, engine: EngineStub, tmp_path: Path, at: str
+) -> None:
+    """As by a deployment of the night: another revision, in the same directory and by the same name."""
+    engine.target = Path(shutil.copytree(engine.target, tmp_path / "target"))
+    weights = engine.target / "model.safetensors"
+
+    def replace_weights(progress: Progress) -> None:
+        if progress.stage == at and progress.step is None:
+            others = weights.read_bytes()
+            weights.unlink()
+            weights.write_bytes(others)
+            os.utime(weights, (1, 1))
+
+    outcome = retrain(drifted.database, drifted.settings, on_progress=replace_weights)
+    assert (outcome.state, engine.calls) == ("failed", [])
+    assert outcome.reason == (
+        f"model.safetensors of target target in {engine.target} was changed since the training began: the "
+        "candidate was made for another one"
+    )
     assert incident_states(drifted.database, drifted.incident_id) == ["open", "mitigating", "open"]
 
 
