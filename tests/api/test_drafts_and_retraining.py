@@ -102,7 +102,7 @@ def test_drafts_page_by_page(client: httpx.Client) -> None:
 def test_drafts_by_state(client: httpx.Client) -> None:
     (draft,) = client.get("/api/v1/drafts", params={"state": "rejected"}).json()["drafts"]
     assert (draft["version"], draft["retrain_run_id"], draft["parent_version"]) == ("v1", str(RUNS[1]), "v0")
-    assert client.get("/api/v1/drafts", params={"state": "lost"}).status_code == 422
+    assert client.get("/api/v1/drafts", params={"state": "mislaid"}).status_code == 422
 
 
 @pytest.mark.usefixtures("filled")
