@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Protocol, cast
+from typing import Annotated, Any, Literal, Protocol, cast
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, Query, Request
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, computed_field
 
 from driftguard.api import openapi_examples
 from driftguard.api.auth import require_key
@@ -102,6 +102,17 @@ class RunModel(BaseModel):
         description="The gate's decision and the watch, with their numbers; `rollout`: the live update or "
         "the restart that was asked for, and the end of what the command printed or the webhook answered."
     )
+
+    @computed_field(  # type: ignore[prop-decorator]
+        description="What the watch over the promoted draft has shown. watching: nothing yet. undecided: it "
+        "ended before it had shown anything, by a person or with its draft. Null: not watched."
+    )
+    @property
+    def watch_outcome(self) -> Literal["watching", "worse", "stands", "undecided"] | None:
+        watch = self.numbers.watch if self.numbers is not None else None
+        if watch is None:
+            return None
+        return "undecided" if watch.verdict == "watching" != self.state else watch.verdict
 
 
 class RunDetail(RunModel):

@@ -125,9 +125,9 @@ def show_run(
         print_table(("SEGMENT", "HELD OUT", "PARENT", "CANDIDATE", "DIFFERENCE"), rows, "no segments")
     if watch := numbers.get("watch"):
         print()
-        is_over = watch["verdict"] == "watching" != run["state"]  # ended by a person, or with its draft
-        verdict = "ended undecided" if is_over else watch["verdict"]
-        print_text(f"Watch: {verdict}, over {watch['requests']:,} requests")
+        outcome = run.get("watch_outcome", watch["verdict"])  # an earlier sidecar does not tell it
+        told = "ended undecided" if outcome == "undecided" else outcome
+        print_text(f"Watch: {told}, over {watch['requests']:,} requests")
 
 
 def _training(curve: dict[str, Any]) -> Iterator[str]:

@@ -25,7 +25,7 @@ from driftguard.cli.output import table
 from driftguard.cli.status_table import print_stream
 from driftguard.demo.processes import free_url
 from driftguard.errors import DriftGuardError
-from driftguard.records.documents.retraining_run import RunNumbers, Watch
+from driftguard.records.documents.retraining_run import RunNumbers, Verdict, Watch
 from driftguard.store import retrain_runs
 from driftguard.store.database import Database
 from driftguard.store.keys import create_key
@@ -111,28 +111,45 @@ def test_a_run_is_shown_with_how_its_training_went(sidecar: tuple[httpx.Client, 
 
 
 @pytest.mark.parametrize(
-    ("state", "cli", "page"),
+    ("state", "verdict", "outcome", "shown"),
     [
-        ("watching", "Watch: watching, over 24 requests", "Since the promotion: watching"),
-        ("rolled_back", "Watch: ended undecided, over 24 requests", "Since the promotion: ended undecided"),
+        ("watching", "watching", "watching", "watching"),
+        ("rolled_back", "watching", "undecided", "ended undecided"),
+        ("watching", "worse", "worse", "worse"),
+        ("rolled_back", "worse", "worse", "worse"),
+        ("promoted", "stands", "stands", "stands"),
     ],
 )
-def test_a_watch_that_a_rollback_by_hand_ended_is_not_shown_as_going_on(
-    sidecar: tuple[httpx.Client, UUID], module_database_url: str, state: str, cli: str, page: str
+def test_api_command_and_page_say_alike_how_a_watch_ended(
+    sidecar: tuple[httpx.Client, UUID],
+    module_database_url: str,
+    state: str,
+    verdict: Verdict,
+    outcome: str,
+    shown: str,
 ) -> None:
-    watch = Watch((), (), 0.02, 24, 0, recovered=False, verdict="watching")
+    """One that a rollback by hand ended is not shown as going on."""
+    watch = Watch((), (), 0.02, 24, 0, recovered=False, verdict=verdict)
     now = datetime.now(UTC)
     run = RetrainRun(
         id=uuid4(), server="server-2", target="target", trigger="manual", state=state, started_at=now,
-        ended_at=now if state == "rolled_back" else None, numbers=RunNumbers(watch=watch),
+        ended_at=None if state == "watching" else now, numbers=RunNumbers(watch=watch),
     )  # fmt: skip
     database = Database.open(module_database_url)
     with database.session() as session:
         retrain_runs.begin(session, run)
         run_id = run.id
     database.close()
-    assert cli in told(sidecar[0], "runs", "show", str(run_id))
-    assert page in sidecar[0].get(f"/retraining/{run_id}").text
+    client = sidecar[0]
+    assert client.get(f"/api/v1/retrain-runs/{run_id}").json()["watch_outcome"] == outcome
+    listed = client.get("/api/v1/retrain-runs").json()["runs"]
+    assert {run["id"]: run["watch_outcome"] for run in listed}[str(run_id)] == outcome
+    assert f"Watch: {shown}, over 24 requests" in told(client, "runs", "show", str(run_id))
+    assert f"Since the promotion: {shown}</h2>" in client.get(f"/retraining/{run_id}").text
+
+
+def test_a_run_that_was_not_promoted_was_not_watched(sidecar: tuple[httpx.Client, UUID]) -> None:
+    assert sidecar[0].get(f"/api/v1/retrain-runs/{RUN}").json()["watch_outcome"] is None
 
 
 def test_names_are_shown_as_they_are(
