@@ -113,3 +113,8 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
 class IncidentPage(msgspec.Struct, frozen=True, kw_only=True):
     incidents: list[Incident]
     next_cursor: str | None
+
+
+for _kind in (BatchCounts, Status, Incident, IncidentPage):
+    # msgspec (0.22) would do this at the first answer, and crash where two threads read at once.
+    msgspec.json.Decoder(_kind)

@@ -168,6 +168,10 @@ class _Problem(msgspec.Struct):
     detail: str
 
 
+for _kind in (_Refusals, _Problem):
+    msgspec.json.Decoder(_kind)  # looks at the type now: see answers.py
+
+
 def _read_success(response: httpx.Response, kind: type[Answer]) -> Answer:
     try:
         return msgspec.json.decode(response.content, type=kind)

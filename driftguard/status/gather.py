@@ -27,6 +27,7 @@ from driftguard.store import drafts, folding, status_queries
 from driftguard.store.streams import StreamRow
 from driftguard.store.tables import Incident, RetrainRun, Source
 
+msgspec.json.Decoder(StreamSummary)  # looks at the type now: see store.column_types.Document
 TOLD_FOR: Final = timedelta(days=1)  # how long a stream tells of its resolved incident
 
 

@@ -94,6 +94,8 @@ class Document(FiniteDocument):
     def __init__(self, type_: Any, where: str = "a document", *, none_as_null: bool = False) -> None:
         super().__init__(where, none_as_null=none_as_null)
         self.type_ = type_
+        # msgspec (0.22) would do this at the first read, and crash where two threads read at once.
+        msgspec.json.Decoder(type_)
 
     def named(self, where: str) -> Document:
         return Document(self.type_, where, none_as_null=self.none_as_null)

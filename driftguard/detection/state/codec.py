@@ -167,6 +167,9 @@ class _State(msgspec.Struct, array_like=True):
     turns: _Array | None = None  # nor where there are none
 
 
+_decode_wire = msgspec.msgpack.Decoder(_State).decode
+
+
 def encode_state(state: StreamState) -> bytes:
     wire = {item.name: _pack(getattr(state, item.name)) for item in fields(state)}
     wire["turns"] = wire["turns"] if state.turns.any() else None
@@ -187,7 +190,7 @@ def decode_state(data: bytes) -> StreamState:
             f"the stored detector state has version {version}, this program reads version {VERSION}"
         )
     try:
-        wire = msgspec.msgpack.decode(body, type=_State)
+        wire = _decode_wire(body)
         columns = {name: _unpack(getattr(wire, name)) for name in wire.__struct_fields__ if name != "history"}
         _begin_anew_where_lost(columns)
         _with_turns(columns)
@@ -323,6 +326,9 @@ class _Piece(msgspec.Struct, array_like=True):
     data: bytes
 
 
+_decode_piece = msgspec.msgpack.Decoder(_Piece).decode
+
+
 def parts_of(state: StreamState, known: range) -> StoredState:
     """The head, and the compact pieces but for those `known`, which were stored before."""
     history = state.history
@@ -360,5 +366,5 @@ def _decoded(data: bytes) -> Piece:
     body = data[_CHECKSUM_BYTES:]
     if zlib.crc32(body) != int.from_bytes(data[:_CHECKSUM_BYTES], "big"):
         raise UnreadableState("the stored detector state is damaged: a part of its history is")
-    packed = msgspec.msgpack.decode(body, type=_Piece)
+    packed = _decode_piece(body)
     return Piece(packed.smallest, row_of(packed.widths, packed.all_fresh), packed.data)

@@ -66,6 +66,10 @@ class EngineInfo(msgspec.Struct, frozen=True):
     given_up: str | None = None
 
 
+for _kind in (EngineDraft, EngineInfo):
+    msgspec.json.Decoder(_kind)  # looks at the type now: see store.column_types.Document
+
+
 def engine_of(settings: Settings, server: str | None) -> EngineSettings:
     """The engine of this server in the settings; without a name the only one. Raises BadSettings."""
     names = [engine.server for engine in settings.engines]
@@ -154,8 +158,11 @@ class _Problem(msgspec.Struct):
     code: str = ""
 
 
+_decode_problem = msgspec.json.Decoder(_Problem).decode
+
+
 def _problem(answer: httpx.Response) -> _Problem:
     try:
-        return msgspec.json.decode(answer.content, type=_Problem)
+        return _decode_problem(answer.content)
     except msgspec.DecodeError:
         return _Problem()
