@@ -62,7 +62,7 @@ def test_documents_that_several_threads_read_first_are_read() -> None:
     [
         (
             "from driftguard.client import Client, answers, protocol",
-            "[answers.BatchCounts, answers.Status, answers.Incident, answers.IncidentPage, protocol._Refusals]",
+            "[answers.BatchCounts, answers.Status, answers.IncidentPage, protocol._Refusals]",
         ),
         ("from driftguard.status.gather import StreamSummary", "[StreamSummary]"),
         ("from driftguard.detection.state import codec", "[codec._State, codec._Piece]"),

@@ -14,11 +14,12 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from driftguard.records import DEFAULT_SEGMENT, MAX_SEGMENTS_PER_STREAM, OTHER_SEGMENT, Instant, Text
+from driftguard.store.database import REQUEST, taking_lock
 from driftguard.store.tables import Capture
 
 MAX_TOKENS = 2**17  # per list: longer contexts than drafts are trained on
 TokenIds = Annotated[list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]], msgspec.Meta(max_length=MAX_TOKENS)]
-_CAPTURE_LOCK = 0x6472696674_03  # "drift" + 3: one writer, so that the bounds hold
+_CAPTURE_LOCK = taking_lock(0x6472696674_03, REQUEST)  # "drift" + 3: one writer, so that the bounds hold
 
 
 class CapturedRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -52,7 +53,7 @@ def insert_captures(session: Session, captured: Sequence[CapturedRequest], *, ma
     """
     if not captured:
         return 0
-    session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _CAPTURE_LOCK})
+    session.execute(_CAPTURE_LOCK)
     segments = {key: _segments(session, *key) for key in {(item.server, item.target) for item in captured}}
     rows = [_row(item, segments[item.server, item.target]) for item in captured]
     new = session.scalars(

@@ -29,7 +29,19 @@ from psycopg.errors import (
     ReadOnlySqlTransaction,
 )
 from psycopg.pq import TransactionStatus
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy import (
+    URL,
+    BigInteger,
+    Connection,
+    Engine,
+    Float,
+    TextClause,
+    bindparam,
+    create_engine,
+    event,
+    make_url,
+    text,
+)
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
@@ -56,6 +68,25 @@ _SCHEMES = ("postgres", "postgresql", "postgresql+psycopg")
 # A database that may only be read, as a hot standby, refuses it.
 DELETES_NOTHING: Final = text("DELETE FROM alembic_version WHERE false")
 _WORK = "work"  # in `Connection.info`: what the server was last told about
+# Without being a superuser, sessions of one's own role may be seen and ended.
+_TAKE_LOCK: Final = text(
+    """
+    SELECT CASE WHEN NOT pg_try_advisory_xact_lock(:key) THEN (
+        SELECT pg_advisory_xact_lock(:key)::text
+        FROM (
+            SELECT count(pg_terminate_backend(holder.pid)) AS ended
+            FROM pg_locks AS held JOIN pg_stat_activity AS holder USING (pid)
+            WHERE held.locktype = 'advisory' AND held.granted AND held.objsubid = 1
+              AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+              AND ((held.classid::bigint << 32) | held.objid::bigint) = :key
+              AND holder.usename = current_user
+              AND holder.state = 'active' AND holder.wait_event = 'ClientRead'
+              AND holder.state_change < clock_timestamp() - make_interval(secs => :silence_seconds)
+        ) AS silent
+        WHERE ended >= 0  -- so that the lock is waited for afterwards
+    ) END
+    """
+)
 ANSWER_MARGIN_SECONDS: Final = 5.0  # after which an answer that the server owes by its own clock is overdue
 CONNECT_TIMEOUT_SECONDS: Final = 5
 PING_SECONDS: Final = 3.0  # for the word whether a connection out of the pool still works
@@ -464,6 +495,18 @@ def _prepare_connection(connection: psycopg.Connection[Any], _record: object) ->
             "make it with ENCODING 'UTF8' TEMPLATE template0"
         )
     apply_settings(connection)
+
+
+def taking_lock(key: int, work: Work) -> TextClause:
+    """The statement that takes an advisory lock until the transaction ends.
+
+    It waits for the holder, but ends one that has sent half of a message and no more for longer than `work`
+    waits. No limit of the server ends that: a cancelled statement waits for the rest, and the session is not
+    idle. Nor do keepalives where a pooler is in between, or a frozen process whose kernel answers them.
+    """
+    return _TAKE_LOCK.bindparams(
+        bindparam("key", key, BigInteger), bindparam("silence_seconds", work.silence_seconds, Float)
+    )
 
 
 def _expect_a_ping(connection: WatchedConnection | None, _record: object) -> None:

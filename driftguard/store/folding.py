@@ -20,7 +20,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from driftguard.detection.state.codec import StoredState
-from driftguard.store.database import DELETES_NOTHING, FOLD, is_too_slow
+from driftguard.store.database import DELETES_NOTHING, FOLD, is_too_slow, taking_lock
 from driftguard.store.tables import (
     DetectorHistory,
     DetectorState,
@@ -32,7 +32,7 @@ from driftguard.store.tables import (
 )
 
 READER = "detector"
-_LOCK = 4_706_137_201  # any number that no other advisory lock of this database uses
+_LOCK = taking_lock(4_706_137_201, FOLD)  # any number that no other advisory lock of this database uses
 
 
 PROMPT_SHARE: Final = 0.1  # of the time that a statement has: what another stream may take in comparison
@@ -107,7 +107,7 @@ def expect_writable(session: Session) -> None:
 
 def lock_fold(session: Session) -> None:
     """One fold at a time over all processes; held until the transaction ends."""
-    session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+    session.execute(_LOCK)
 
 
 class Progress(NamedTuple):

@@ -15,9 +15,10 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from driftguard.settings import RetentionSettings
+from driftguard.store.database import INGEST, taking_lock
 from driftguard.store.rollup_tiers import Resolution
 
-_INGEST_LOCK = 0x6472696674_02  # "drift" + 2
+_INGEST_LOCK = taking_lock(0x6472696674_02, INGEST)  # "drift" + 2
 _DAY = timedelta(days=1)
 # Each batch updates its rollups again. Where a page has room for a second version of all its rows, they stay
 # on it and no index is written; on full pages every row would move with every batch.
@@ -75,7 +76,7 @@ _PARTITIONED: Final = (RECORDS, *OF_TIERS.values())
 
 def take_ingest_lock(session: Session) -> None:
     """One writer at a time until this transaction ends, so that `seq` rises in commit order."""
-    session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _INGEST_LOCK})
+    session.execute(_INGEST_LOCK)
 
 
 def oldest_kept(now: datetime, retention: RetentionSettings) -> datetime:

@@ -1,0 +1,107 @@
+"""A lock whose holder went silent in the middle of a message, as behind a pooler when packets are dropped."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+
+import psycopg
+import pytest
+from sqlalchemy import text
+
+from driftguard.detection import DetectorConfig
+from driftguard.metrics import Metrics
+from driftguard.pipeline.fold_loop import Pipeline
+from driftguard.store import captures, folding, partitions
+from driftguard.store.captures import CapturedRequest, insert_captures
+from driftguard.store.database import Database, DatabaseTimeout, Work, taking_lock
+from driftguard.store.records import insert_batches
+from driftguard.store.streams import StreamRegistry
+from tests.alerting.http_receiver import wait_until
+from tests.pipeline.traffic import Traffic, store
+from tests.store.samples import make_records
+
+LONG = Work("work", statement_seconds=30, lock_seconds=20, idle_seconds=60)
+KEY = 4_711
+SHORT = Work("short work", statement_seconds=0.2, lock_seconds=0.1, idle_seconds=60)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("driftguard.store.database.ANSWER_MARGIN_SECONDS", 0.2)
+
+
+@contextmanager
+def silent_holder(database: Database) -> Iterator[psycopg.Connection]:
+    """Has the lock, and has sent the first part of its next statement."""
+    with ExitStack() as stack:
+        holder = stack.enter_context(psycopg.connect(database.libpq_url))
+        stack.callback(holder.close)  # without a commit, for which the server would read the rest
+        holder.execute("SET statement_timeout = '100ms'")
+        holder.commit()
+        holder.execute("SELECT pg_advisory_xact_lock(%s::bigint)", [KEY])
+        parse = b"\0SELECT 1\0" + struct.pack("!h", 0)
+        os.write(holder.fileno(), b"P" + struct.pack("!i", len(parse) + 4) + parse)
+        os.write(holder.fileno(), b"B" + struct.pack("!i", 1_000) + b"\0")
+        watching = stack.enter_context(psycopg.connect(database.libpq_url, autocommit=True))
+        look = (
+            "SELECT state = 'active' AND wait_event = 'ClientRead' "
+            "AND state_change < clock_timestamp() - interval '0.5 s' FROM pg_stat_activity WHERE pid = %s"
+        )
+        pid = holder.info.backend_pid
+        wait_until(lambda: watching.execute(look, [pid]).fetchone() == (True,), "the holder to be overdue")
+        yield holder
+
+
+def test_records_are_stored_although_another_sender_of_them_went_silent(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partitions, "_INGEST_LOCK", taking_lock(KEY, SHORT))
+    records = make_records(10)
+    with silent_holder(database), database.session(LONG) as session:
+        (stored,) = insert_batches(session, [records], StreamRegistry(), datetime.now(UTC))
+    assert stored.accepted == 10
+
+
+def test_the_fold_goes_on_although_the_one_before_went_silent(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folding, "_LOCK", taking_lock(KEY, SHORT))
+    store(database, Traffic(seed=3).draw(10, {"chat": 0.75}))
+    with silent_holder(database):
+        assert Pipeline(database, DetectorConfig(), Metrics()).fold_batch() == 10
+
+
+def test_captures_are_kept_although_another_sender_of_them_went_silent(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(captures, "_CAPTURE_LOCK", taking_lock(KEY, SHORT))
+    (record,) = make_records(1)
+    captured = CapturedRequest(
+        record_id=record.record_id,
+        server=record.server,
+        target=record.target,
+        draft_version=record.draft_version,
+        captured_at=record.ended_at,
+        prompt_token_ids=[1],
+        output_token_ids=[2],
+    )
+    with silent_holder(database), database.session(LONG) as session:
+        assert insert_captures(session, [captured], max_per_segment=10) == 1
+
+
+def test_a_holder_that_works_is_waited_for(database: Database) -> None:
+    with psycopg.connect(database.libpq_url) as holder:
+        holder.execute("SELECT pg_advisory_xact_lock(%s::bigint)", [KEY])
+        with (
+            pytest.raises(DatabaseTimeout, match="for a lock"),
+            database.session(SHORT) as session,
+        ):
+            session.execute(taking_lock(KEY, SHORT))
+        assert holder.execute("SELECT true").fetchone() == (True,)
+    with database.session(LONG) as session:
+        session.execute(taking_lock(KEY, SHORT))
+        assert session.scalar(text("SELECT true"))
