@@ -114,7 +114,11 @@ class _Connection(Bounded, RequestHandler):
         requests, awaited_body = self._request_count, self.awaits_body
         newest = data[-len(_LAST_CHUNK) :]
         self._newest_bytes = (self._newest_bytes + newest)[-len(_LAST_CHUNK) :]
+        stops = self._close, self._force_close
+        if awaited_body:  # a server that stops would drop the rest, which its request waits for
+            self._close = self._force_close = False
         super().data_received(data)
+        self._close, self._force_close = self._close or stops[0], self._force_close or stops[1]
         if self._request_count > requests:
             if self.awaits_body:  # no new request can have arrived: this is a parser error,
                 self._arriving.set_exception(BadBody())  # which the body's reader does not receive

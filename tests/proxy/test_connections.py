@@ -241,3 +241,33 @@ def test_connections_leave_descriptors_for_those_upstream(monkeypatch: pytest.Mo
     monkeypatch.setattr("resource.getrlimit", few)
     assert limits_of(4_096).allowed == 400
     assert limits_of(100).allowed == 100
+
+
+async def _connect_while_accepted(url: URL) -> None:
+    while True:
+        (await asyncio.open_connection(url.host, url.port))[1].close()
+        await asyncio.sleep(0)
+
+
+def test_a_body_that_arrives_while_the_proxy_stops_is_passed_on_and_answered() -> None:
+    async def scenario() -> bytes:
+        async with proxied(ok, shutdown_grace_seconds=4 * PATIENCE_SECONDS) as setup:
+            url = URL(setup.proxy)
+            reader, writer = await asyncio.open_connection(url.host, url.port)
+            writer.write(b"POST %s HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n" % PATH.encode())
+            writer.write(b"Expect: 100-continue\r\n\r\n")
+            assert await reader.readline() == b"HTTP/1.1 100 Continue\r\n"  # it is being answered
+            await reader.readline()
+            stopping = asyncio.create_task(setup.stop())
+            with pytest.raises(OSError):
+                await _connect_while_accepted(url)
+            writer.write(b'{"n": 1')
+            await asyncio.sleep(0.05)
+            writer.write(b" }")
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                status = await reader.readline()
+                await stopping
+            writer.close()
+            return status
+
+    assert asyncio.run(scenario()) == b"HTTP/1.1 200 OK\r\n"
