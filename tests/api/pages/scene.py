@@ -75,8 +75,8 @@ def fleet(database: Database, data_dir: Path, alerting: Mapping[str, str] | None
         retrain_runs.try_lock(database, "chat-eu-1", TARGET),
         serving(create_app(Sidecar(chosen, database, "http://sidecar"))) as client,
     ):
+        done_id = _promotion(database, now)  # first, so that all records of its draft are watched
         _send_traffic(client, now)
-        done_id = _promotion(database, now)
         with database.session() as session:
             sources.store(session, _sources(now))
         incident_id = _the_incident(client)
