@@ -72,8 +72,10 @@ class Webhook:
             row = notifications.claim(session, self.name, LEASE)
             if row is None:
                 return None
-            body = document(*incidents.find(session, row.incident_id), row.event, self._external_url)
-            key = f"{row.incident_id}:{row.event}:{row.severity}"
+            incident, stream = incidents.find(session, row.incident_id)
+            body = document(incident, stream, row.event, self._external_url)
+            # Of what is told: it may have become graver since the claim, which is announced as well.
+            key = f"{row.incident_id}:{row.event}:{incident.severity}"
             return Claimed(row.id, row.attempts, row.event, key, body)
 
     def _post(self, claimed: Claimed) -> Failure | None:

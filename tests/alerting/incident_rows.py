@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 
+from sqlalchemy.orm import Session
+
 from driftguard.detection import Acceptance
 from driftguard.incident_lifecycle import Severity
 from driftguard.incidents import opening as incident_severity
@@ -75,11 +77,12 @@ def add_incident(
 
 def raise_to(database: Database, incident_id: UUID, severity: Severity, destinations: Sequence[str]) -> None:
     with database.session() as session:
-        incident = incidents.find(session, incident_id)[0]
-        now = datetime.now(UTC)
-        assert incident_severity.raise_to(
-            session, incident, severity, "it grew", Paging(tuple(destinations)), now
-        )
+        grow(session, incidents.find(session, incident_id)[0], severity, destinations)
+
+
+def grow(session: Session, incident: Incident, severity: Severity, destinations: Sequence[str]) -> None:
+    paging = Paging(tuple(destinations))
+    assert incident_severity.raise_to(session, incident, severity, "it grew", paging, datetime.now(UTC))
 
 
 def resolve(database: Database, incident_id: UUID) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from functools import partial
 
@@ -19,9 +19,10 @@ from driftguard.metrics import Metrics
 from driftguard.outgoing.posting import post
 from driftguard.store import notifications
 from driftguard.store.database import Database
-from driftguard.store.tables import Notification
+from driftguard.store.tables import Incident, Notification
 from tests.alerting.http_receiver import Receiver, http_receiver, wait_until
-from tests.alerting.incident_rows import add_incident, add_stream, raise_to, resolve
+from tests.alerting.incident_rows import add_incident, add_stream, grow, raise_to, resolve
+from tests.api.ingest_server import is_held_up
 from tests.outgoing.raw_receiver import dripping, raw_receiver, silent
 
 
@@ -214,6 +215,22 @@ def transactions_open_since(database: Database, moment: datetime) -> int:
     )
     with database.session() as session:
         return session.scalar(text(query), {"moment": moment}) or 0
+
+
+def test_an_incident_that_becomes_graver_as_it_is_claimed_is_posted_under_one_key(
+    database: Database, receiver: Receiver
+) -> None:
+    hooks = webhooks([receiver.url])
+    incident_id = add_incident(database, hooks, severity="warning")
+    with ExitStack() as stack:
+        with database.session() as session:
+            incident = session.get_one(Incident, incident_id, with_for_update=True)
+            stack.enter_context(delivering(database, [receiver.url]))
+            wait_until(lambda: is_held_up(database), "the claim, which waits for the incident")
+            grow(session, incident, "critical", hooks)
+        wait_until(lambda: len(receiver.taken()) == 2, "both")
+    told = {(item.headers["Idempotency-Key"], item.body["incident"]["severity"]) for item in receiver.taken()}
+    assert told == {(f"{incident_id}:firing:critical", "critical")}
 
 
 def test_a_sidecar_that_died_while_posting_is_followed_by_another_when_its_lease_is_over(
