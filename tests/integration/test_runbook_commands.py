@@ -17,6 +17,7 @@ from textwrap import dedent
 
 import httpx
 import pytest
+from driftguard_engine.core import DraftInfo
 
 from driftguard.pipeline.held import VERSION
 from driftguard.store.database import Database
@@ -58,6 +59,17 @@ DECISIONS = ("/acknowledge", "incidents acknowledge", "/resolve", "incidents res
 SERVER = "test"  # as the fake engine calls itself
 
 
+class OneDraft(FakeEngine):
+    """It has loaded the only draft that it is asked for."""
+
+    def load_draft(self, directory: str, version: str | None = None) -> DraftInfo:
+        assert version == self.draft.version
+        return self.draft
+
+    def swap_draft(self, version: str) -> DraftInfo:
+        return self.load_draft("", version)
+
+
 def commands() -> dict[str, list[str]]:
     """Command -> the runbooks that have it."""
     found: dict[str, list[str]] = {}
@@ -89,7 +101,7 @@ def variables(
     for name in ("sidecar", "prometheus", "alertmanager"):
         (tmp_path / name).mkdir()
     with ExitStack() as stack:
-        engine = str(stack.enter_context(served(FakeEngine(byte_tokenizer()))).base_url).rstrip("/")
+        engine = str(stack.enter_context(served(OneDraft(byte_tokenizer()))).base_url).rstrip("/")
         engines = [{"server": SERVER, "admin_url": engine}]
         sidecar = stack.enter_context(running_sidecar(database, tmp_path / "sidecar", engines=engines))
         traffic = Traffic(seed=33, start=datetime.now(UTC) - timedelta(minutes=5), seconds_apart=0.09)
@@ -112,6 +124,7 @@ def variables(
             "INCIDENT": unresolved(sidecar)[0],
             "SERVER": SERVER,
             "DRAFT": "v1",
+            "DIRECTORY": str(tmp_path),
             "DRIFTGUARD_API_KEY": "",
             "DRIFTGUARD_DATABASE_URL": database_url.replace("postgresql+psycopg", "postgresql"),
             "DRIFTGUARD_ENGINES": json.dumps(engines),

@@ -306,9 +306,10 @@ def test_a_rollback_waits_for_no_training_of_another_server(
     sidecar = Sidecar(drifted.settings, drifted.database, "http://sidecar")
     training, settled, meanwhile = threading.Event(), threading.Event(), list[bool]()
 
-    def train(*_: object, **__: object) -> RetrainOutcome:
-        training.set()
-        meanwhile.append(settled.wait(30.0))
+    def train(*_: object, server: str, **__: object) -> RetrainOutcome:
+        if server == "engine-2":  # that of the incident may begin once this one has ended
+            training.set()
+            meanwhile.append(settled.wait(30.0))
         return RetrainOutcome("failed", "no training")
 
     monkeypatch.setattr("driftguard.retraining.tasks.retrain", train)
