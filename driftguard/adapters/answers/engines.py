@@ -11,6 +11,7 @@ from typing import Final, Literal
 import msgspec
 
 from driftguard.adapters.answers import sglang
+from driftguard.adapters.answers.counts import AnswerUnreadable, decoded
 
 Engine = Literal["unknown", "vllm", "sglang", "llamacpp", "driftguard", "other"]
 
@@ -34,8 +35,8 @@ class _Models(msgspec.Struct, frozen=True):
 def owner_of(models: bytes) -> str | None:
     """`owned_by` of the first model in an answer of /v1/models; None if it is missing."""
     try:
-        found = msgspec.json.decode(models, type=_Models).data
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        found = decoded(models, _Models).data
+    except AnswerUnreadable:
         return None
     return found[0].owned_by if found else None
 

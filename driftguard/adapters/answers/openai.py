@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from driftguard.adapters.answers.counts import decoded
+from driftguard.adapters.answers.counts import AnswerUnreadable, decoded
 
 
 class PromptDetails(msgspec.Struct, frozen=True):
@@ -62,8 +62,8 @@ def has_output(event: bytes) -> bool:
     """Whether an event of a streamed answer has generated text. An event that announces the role,
     reports progress or cannot be parsed does not."""
     try:
-        found = msgspec.json.decode(event, type=_Event)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        found = decoded(event, _Event)
+    except AnswerUnreadable:
         return False
     if found.choices:
         return any(_has_output(choice) for choice in found.choices)
