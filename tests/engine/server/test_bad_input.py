@@ -39,7 +39,7 @@ BAD_FIELDS: list[tuple[str, Any, str]] = [
     ("top_k", -2, "greater than or equal to -1"),
     ("n", 0, "greater than or equal to 1"),
     ("n", 17, "less than or equal to 16"),
-    ("seed", -1, "greater than or equal to 0"),
+    ("seed", -(2**63) - 1, "greater than or equal to"),
     ("seed", 2**63, "less than"),
     ("stop", ["a", "b", "c", "d", "e"], "at most 4"),
     ("stop.0", "", "at least 1"),

@@ -77,10 +77,21 @@ def test_choices_have_their_own_seeds_and_count_the_prompt_once(
     assert body["metrics"]["speculative_decoding"] is None
 
 
-def test_without_a_seed_each_request_draws_another(client: httpx.Client, fake: FakeEngine) -> None:
+@pytest.mark.parametrize("given", [{}, {"seed": -1}])
+def test_without_a_seed_each_request_draws_another(
+    client: httpx.Client, fake: FakeEngine, given: dict[str, int]
+) -> None:
     for _ in range(3):
-        client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 1})
+        client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 1} | given)
     assert len({request.params.seed for request in fake.seen}) == 3
+
+
+def test_a_seed_below_zero_repeats_too(client: httpx.Client, fake: FakeEngine) -> None:
+    for seed in (-2, -2, -3):
+        client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 1, "seed": seed})
+    first, again, other = (request.params.seed for request in fake.seen)
+    assert first == again != other
+    assert 0 <= first < 2**63
 
 
 def test_fields_without_effect_are_accepted_at_their_default(client: httpx.Client, fake: FakeEngine) -> None:

@@ -74,13 +74,15 @@ def encode_chat(tokenizer: Any, limit: PromptLimit, body: ChatBody) -> list[int]
 
 
 def sampling_params(body: CompletionBody | ChatBody, max_tokens: int) -> SamplingParams:
-    """The sampling parameters of the body; a seed is drawn at random where it gives none."""
+    """The sampling parameters of the body. A seed is drawn at random where it gives none, or -1, as for
+    vLLM and llama.cpp; others below 0, which OpenAI's API allows, stand for one of the engine's range."""
+    seed = secrets.randbelow(SEED_RANGE) if body.seed is None or body.seed == -1 else body.seed
     return SamplingParams(
         max_tokens=max_tokens,
         temperature=body.temperature,
         top_k=max(0, body.top_k),
         top_p=body.top_p,
-        seed=secrets.randbelow(SEED_RANGE) if body.seed is None else body.seed,
+        seed=seed % SEED_RANGE,
         stop=tuple(body.stop),
         num_speculative_tokens=body.num_speculative_tokens,
         ignore_eos=body.ignore_eos,

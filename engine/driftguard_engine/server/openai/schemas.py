@@ -112,7 +112,7 @@ class _Generation(Body):
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None  # -1: as if it were not given
     stop: Stop = Field(default_factory=list)
     stream: bool = False
     stream_options: StreamOptions | None = None
