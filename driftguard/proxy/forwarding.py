@@ -198,7 +198,7 @@ class Forwarder:
     def _refused(self, outcome: Outcome, refusal: NotRecorded, *, answered: bool) -> None:
         """`answered`: with 200 and to its end."""
         reason = refusal.reason
-        self._metrics.count(outcome, reason)
+        self._metrics.count(outcome, "failed" if is_missing(reason) and not answered else reason)
         if answered and is_missing(reason):
             self._recorder.note(reason, refusal.detail)
             self._count_unrecorded(self._recorder.server, reason)

@@ -137,6 +137,19 @@ def test_answers_by_llamacpps_path_of_responses_without_a_version_are_recorded()
     asyncio.run(scenario())
 
 
+def test_what_was_not_answered_with_200_has_failed_whatever_was_asked() -> None:
+    async def engine(_: web.BaseRequest) -> web.StreamResponse:
+        return web.json_response({"error": "refused"}, status=400)
+
+    async def scenario() -> None:
+        async with proxied(engine, engine="vllm", max_inspected_bytes=2_000) as setup:
+            for asked in (CHAT | {"n": 2}, CHAT | {"padding": "x" * 3_000}, b"{"):
+                assert await _told(setup, asked) == "failed"
+            assert await _told(setup, CHAT, "/v1/embeddings") == "not_generation"
+
+    asyncio.run(scenario())
+
+
 def test_requests_that_are_not_recorded_say_why() -> None:
     def engine(request: Json) -> bytes | list[bytes]:
         if "broken" in request:
