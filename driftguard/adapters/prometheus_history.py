@@ -20,6 +20,7 @@ from driftguard.adapters.adapter import Adapter
 from driftguard.adapters.kinds import detect
 from driftguard.adapters.reading import Labels, Reading
 from driftguard.adapters.window import Identity, LeftOut, Window
+from driftguard.records import UNREADABLE_JSON
 
 NOTHING_FOUND: Final = "no counter of a serving engine in it; query its series by name, see docs/sources.md"
 _OF_PROMETHEUS: Final = frozenset({"__name__", "instance", "job"})
@@ -52,7 +53,7 @@ def windows(text: bytes, known: Identity) -> Iterator[tuple[str, Window]]:
     """(instance, window), in the order of time for each instance. Raises NoHistory, Incomplete."""
     try:
         answer = msgspec.json.decode(text, type=_Answer)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE_JSON as error:
         raise NoHistory(error) from None
     if answer.data is None or answer.data.result_type != "matrix":
         detail = (

@@ -6,6 +6,8 @@ from typing import Any, Final
 
 import msgspec
 
+from driftguard.records import UNREADABLE_JSON
+
 # Paths to ask, the newest name first, and the member of the JSON object that is answered.
 _TOLD: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "vllm": (("/version",), "version"),
@@ -27,7 +29,7 @@ def version_in(kind: str, answer: str) -> str | None:
     """None: there is no version in it."""
     try:
         told: Any = msgspec.json.decode(answer)
-    except (msgspec.DecodeError, RecursionError):
+    except UNREADABLE_JSON:
         return None
     found = told.get(_TOLD[kind][1]) if isinstance(told, dict) else None
     return found[:_MOST_CHARACTERS] if isinstance(found, str) and found else None

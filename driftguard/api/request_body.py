@@ -21,6 +21,7 @@ from fastapi.concurrency import run_in_threadpool
 from driftguard.api.problems import MalformedBody, UnsupportedEncoding
 from driftguard.api.room import WaitingRoom
 from driftguard.errors import TooLarge
+from driftguard.records import UNREADABLE_JSON
 from driftguard_http import Refusal
 from driftguard_http.guard import CLOSE
 from driftguard_http.json_text import outside_strings
@@ -125,7 +126,7 @@ def _array(body: Body, start: int) -> Iterator[Body]:
     """The items of the array that begins there. Raises MalformedBody."""
     try:
         _check(body)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNREADABLE_JSON as error:
         raise MalformedBody(f"the body is not a valid JSON array ({error})") from None
     outside = outside_strings(body)
     depth, begin = 0, start + 1
@@ -145,7 +146,7 @@ def _array(body: Body, start: int) -> Iterator[Body]:
 def is_json(text: Body) -> bool:
     try:
         _check(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE_JSON:
         return False
     return True
 

@@ -13,6 +13,7 @@ import httpx
 
 from driftguard.cli.plain import plain, plain_object
 from driftguard.errors import BadInput, DriftGuardError
+from driftguard.records import UNREADABLE_JSON
 
 TIMEOUT_SECONDS = 10.0
 ROLLBACK_SECONDS = 700.0  # it waits for the engine, or for what restarts it
@@ -119,7 +120,7 @@ def _refuse(base_url: str, answer: httpx.Response) -> None:
 def _object(base_url: str, answer: httpx.Response) -> dict[str, Any]:
     try:
         found = answer.json()
-    except ValueError:
+    except UNREADABLE_JSON:
         found = None
     if not isinstance(found, dict):
         told = f"{without_password(base_url)} is no sidecar: its answer ({answer.status_code}) is not JSON"

@@ -11,6 +11,7 @@ from driftguard.adapters.answers.counts import AnswerCounts, AnswerUnreadable, S
 from driftguard.adapters.answers.engines import ASKED_FIELDS, Engine
 from driftguard.adapters.answers.reading import counts_of, parts_of
 from driftguard.errors import DriftGuardError
+from driftguard.records import UNREADABLE_JSON
 from driftguard.records.probe_session import digest
 
 
@@ -51,7 +52,7 @@ def parse_answer(content: bytes, url: str, engine: Engine) -> Answer:
     try:
         choice = msgspec.json.decode(content, type=_Answer).choices[0]
         told = counts_of(parts_of(content), num_speculative_tokens=None)
-    except (msgspec.DecodeError, UnicodeDecodeError, IndexError, AnswerUnreadable, SettingNeeded) as error:
+    except (*UNREADABLE_JSON, IndexError, AnswerUnreadable, SettingNeeded) as error:
         raise ProbeFailed(f"{url}: not the answer of an OpenAI-compatible server ({error})") from None
     if told is None:
         raise ProbeFailed(f"{url} {_why_untold(engine)}")
@@ -79,5 +80,5 @@ def detail_of(content: bytes) -> str:
         body: Any = msgspec.json.decode(content)
         error = body["error"]
         return str(error["message"] if isinstance(error, dict) else error)
-    except (msgspec.DecodeError, KeyError, TypeError, UnicodeDecodeError):
+    except (*UNREADABLE_JSON, KeyError, TypeError):
         return " ".join(content[:200].decode(errors="replace").split())

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from driftguard.errors import BadInput
-from driftguard.records import DEFAULT_SEGMENT, Text
+from driftguard.records import DEFAULT_SEGMENT, UNREADABLE_JSON, Text
 from driftguard.records.probe_session import digest
 
 # Fewer cannot show a change at 1% (driftguard.diagnosis.probes); more only load the server.
@@ -61,7 +61,7 @@ def read_prompts(path: Path) -> list[Prompt]:
         if text.strip():
             try:
                 found.append(_prompt(decoder.decode(text)))
-            except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+            except (*UNREADABLE_JSON, ValueError) as error:
                 raise BadInput(f"{path}, line {number}: {error}", line=number) from None
     return checked(found, str(path))
 

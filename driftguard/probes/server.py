@@ -14,7 +14,7 @@ from driftguard.adapters.answers.engines import ASKED_FIELDS, Engine, engine_own
 from driftguard.masking import Secrets, address, secrets_of_url
 from driftguard.probes.answers import Answer, ProbeFailed, ProbeRefused, detail_of, parse_answer
 from driftguard.probes.prompts import Prompt
-from driftguard.records import PROBE_SEGMENT
+from driftguard.records import PROBE_SEGMENT, UNREADABLE_JSON
 from driftguard.settings import ProbeTargetSettings
 
 SEED: Final = 0
@@ -173,7 +173,7 @@ class ProbedServer:
     def _decode(self, content: bytes, kind: type[Kind]) -> Kind:
         try:
             return msgspec.json.decode(content, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNREADABLE_JSON as error:
             raise ProbeFailed(
                 f"{self.url}: not the answer of an OpenAI-compatible server ({error})"
             ) from None

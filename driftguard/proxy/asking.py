@@ -13,6 +13,7 @@ import msgspec
 from driftguard.adapters.answers import triton
 from driftguard.adapters.answers.engines import ASKED_FIELDS, Engine
 from driftguard.proxy.json_members import NotAnObject, values_in, with_member
+from driftguard.records import UNREADABLE_JSON
 
 Kind = Literal["openai", "native", "triton"]
 Fields = Mapping[str, msgspec.Raw]
@@ -108,10 +109,9 @@ def decoded(value: msgspec.Raw) -> object:
 
 @contextmanager
 def _unreadable() -> Iterator[None]:
-    """RecursionError: JSON that is nested too deeply for the decoder."""
     try:
         yield
-    except (msgspec.DecodeError, UnicodeDecodeError, NotAnObject, RecursionError) as error:
+    except (*UNREADABLE_JSON, NotAnObject) as error:
         raise Unreadable(str(error)) from None
 
 

@@ -9,6 +9,8 @@ from typing import Final
 
 import msgspec
 
+from driftguard.records import UNREADABLE_JSON
+
 _OPEN: Final = re.compile(rb"\s*\{\s*")
 _NAME: Final = re.compile(rb'"(?:[^"\\]|\\.)*"\s*:\s*', re.DOTALL)
 _COMMA: Final = re.compile(rb"\s*,\s*")
@@ -36,7 +38,7 @@ def values_in(text: bytes) -> dict[str, msgspec.Raw]:
     decode = _decode if text.count(b":") <= MOST_MEMBERS else _bounded_decode
     try:
         return decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE_JSON as error:
         raise NotAnObject(str(error)) from None
 
 

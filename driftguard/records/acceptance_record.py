@@ -10,7 +10,8 @@ import math
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Literal, TypeVar
+from json import JSONDecodeError
+from typing import Annotated, Final, Literal, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -35,6 +36,8 @@ OTHER_SEGMENT = "other"
 PROBE_SEGMENT = "driftguard-probe"  # marks a canary probe for its server: the sender records it
 MAX_SEGMENTS_PER_STREAM = 64
 FUTURE_TOLERANCE = timedelta(seconds=60)  # clocks of two machines differ by this much in practice
+# What reading the JSON of others raises: it is none or of another form, not UTF-8, nested too deeply.
+UNREADABLE_JSON: Final = (msgspec.DecodeError, JSONDecodeError, UnicodeDecodeError, RecursionError)
 
 
 class RecordError(ValueError):
@@ -127,7 +130,7 @@ def decode_line(
         return decode(text)
     except msgspec.ValidationError as error:
         raise readable_error(str(error), line) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE_JSON as error:
         raise RecordError(f"not valid JSON ({error})", line=line) from None
 
 

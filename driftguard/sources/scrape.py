@@ -25,7 +25,7 @@ from driftguard.adapters.reading import START_HEADER, Reading, Unreadable, has_r
 from driftguard.adapters.window import Incomplete
 from driftguard.errors import DriftGuardError
 from driftguard.outgoing.connection_errors import why_not_connected
-from driftguard.records import AcceptanceRecord, RecordError
+from driftguard.records import UNREADABLE_JSON, AcceptanceRecord, RecordError
 from driftguard.settings import ScrapingSettings
 from driftguard.sources.announced_draft import Follow, nothing_announced
 from driftguard.sources.condition import Judged, WasProbed, judge, never_probed
@@ -270,5 +270,5 @@ async def _served_model(client: aiohttp.ClientSession, source: Source) -> str:
     try:
         models = msgspec.json.decode((await _get(client, source, "/v1/models")).text, type=_Models)
         return models.data[0].id
-    except (_Stopped, msgspec.DecodeError, IndexError) as error:
+    except (_Stopped, *UNREADABLE_JSON, IndexError) as error:
         raise Incomplete(f"/v1/models does not name its model ({error}); set `target`") from None

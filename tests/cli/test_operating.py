@@ -310,6 +310,8 @@ def test_a_sidecar_that_is_not_there_is_named_without_its_password() -> None:
     assert "hunter2" not in str(refused("me:hunter2@chat:8200", "status"))
     with served() as other:
         assert "is no sidecar: its answer (404) is not JSON" in str(refused(other.url, "drafts", "list"))
+        other.pages["/api/v1/status?limit=50"] = lambda: (200, "[" * 100_000)
+        assert "is no sidecar: its answer (200) is not JSON" in str(refused(other.url, "status"))
 
 
 def test_neither_password_nor_key_is_shown(

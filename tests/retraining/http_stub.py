@@ -13,7 +13,9 @@ class StubHandler(BaseHTTPRequestHandler):
     """Quiet, and answers in JSON."""
 
     def answer(self, status: int, body: object) -> None:
-        content = json.dumps(body).encode()
+        self.send_content(status, json.dumps(body).encode())
+
+    def send_content(self, status: int, content: bytes) -> None:
         try:
             self.send_response(status)
             self.send_header("Content-Type", "application/json")

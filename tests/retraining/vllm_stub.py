@@ -18,14 +18,15 @@ from urllib.parse import urlsplit
 
 from tests.retraining.http_stub import StubHandler, serving
 
-Fault = Literal["refuse", "drop", "lose", "hang"]
+Fault = Literal["refuse", "garble", "drop", "lose", "hang"]
 
 
 @dataclass
 class VllmStub:
     """`weights`: the directory whose weights are served; `version`: as /weight_info tells.
 
-    faults: at a path, for as many calls. refuse: 500 without effect. drop: the connection is closed without
+    faults: at a path, for as many calls. refuse: 500 without effect. garble: the same,
+    with JSON nested without end. drop: the connection is closed without
     effect. lose: the same after it took effect. hang: it takes effect, and is answered after `release`.
     """
 
@@ -120,6 +121,8 @@ def running(stub: VllmStub) -> Iterator[VllmStub]:
                 elif parts.path == "/finish_weight_update" and stub.held is not None:
                     stub.held, stub.is_mixed = None, True
                 self._refuse("out of memory")
+            elif fault == "garble":
+                self.send_content(502, b"[" * 100_000)
             elif fault == "drop":
                 self.close_connection = True
             else:

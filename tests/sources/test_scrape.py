@@ -484,6 +484,8 @@ def test_a_server_whose_metrics_name_no_model_is_asked_for_it(server: Served, st
     found = scraped(source, stored)
     assert found.condition == "incomplete"
     assert "set `target`" in found.detail
+    server.pages["/v1/models"] = ok(lambda: "[" * 100_000)
+    assert scraped(source, stored).condition == "incomplete"
     server.pages["/v1/models"] = ok(lambda: '{"object": "list", "data": [{"id": "qwen.gguf"}]}')
     assert scraped(source, stored).condition == "waiting"
     engine.serve(STEPS)

@@ -7,6 +7,8 @@ from typing import TypeVar
 
 import msgspec
 
+from driftguard.records import UNREADABLE_JSON
+
 Answer = TypeVar("Answer")
 
 
@@ -42,7 +44,7 @@ def decoded(answer: bytes, kind: type[Answer]) -> Answer:
     """Raises AnswerUnreadable."""
     try:
         return msgspec.json.decode(answer, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE_JSON as error:
         raise AnswerUnreadable(str(error)) from None
 
 

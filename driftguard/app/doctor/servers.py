@@ -55,7 +55,7 @@ def sidecar(settings: Settings) -> Iterator[Finding]:
         found = _in_time(lambda: _asked(f"{url}/readyz")).json()
     except (httpx.HTTPError, httpx.InvalidURL):
         yield Finding("sidecar", "warning", f"none answers at {url}", "driftguard serve")
-    except ValueError:
+    except (ValueError, RecursionError):
         yield Finding("sidecar", "failed", f"another server answers at {url}", "driftguard serve --port")
     else:
         is_ready = isinstance(found, dict) and found.get("status") == "ready"
@@ -109,7 +109,7 @@ def _scraped_by_the_sidecar(settings: Settings) -> list[Finding]:
             (f"source {source['server']}", f"{source['url']}: {source['condition']}", source)
             for source in answer.json()["sources"]
         ]
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError):
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, RecursionError, KeyError, TypeError):
         return []  # what is wrong with the sidecar is a check of its own
     return [
         Finding(check, "failed", f"{told}, says the sidecar", source["detail"] or _SOURCE_FIX)

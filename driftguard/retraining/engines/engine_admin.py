@@ -11,6 +11,7 @@ import msgspec
 
 from driftguard.errors import BadSettings, DriftGuardError
 from driftguard.masking import Secrets, address, secrets_of_url
+from driftguard.records import UNREADABLE_JSON
 from driftguard.settings import EngineSettings, Settings
 
 _TIMEOUT_SECONDS = 60.0
@@ -99,7 +100,7 @@ class EngineAdmin:
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     def info(self) -> EngineInfo:
-        found = _decode(self._call("GET", "/admin/info"), EngineInfo)
+        found = self._decode(self._call("GET", "/admin/info"), EngineInfo)
         if self._server not in (None, found.server):
             raise EngineRefused(
                 f"the engine calls itself {found.server!r}, the settings call it {self._server!r}: "
@@ -110,11 +111,13 @@ class EngineAdmin:
     def load(self, directory: Path, version: str) -> EngineDraft:
         """Loads a draft beside the one in service; loading it again changes nothing."""
         body = {"directory": str(directory), "version": version}
-        return _decode(self._call("POST", "/admin/drafts", body, _LOAD_TIMEOUT_SECONDS), EngineDraft)
+        return self._decode(self._call("POST", "/admin/drafts", body, _LOAD_TIMEOUT_SECONDS), EngineDraft)
 
     def activate(self, version: str) -> EngineDraft:
         """Puts a loaded draft into service; doing it again changes nothing."""
-        return _decode(self._call("POST", f"/admin/drafts/{quote(version, safe='')}/activate"), EngineDraft)
+        return self._decode(
+            self._call("POST", f"/admin/drafts/{quote(version, safe='')}/activate"), EngineDraft
+        )
 
     def _call(
         self,
@@ -135,7 +138,8 @@ class EngineAdmin:
             ) from error
         if not answer.is_success:
             problem = _problem(answer)
-            detail = self._secrets.masked(problem.detail or answer.text[:200])
+            beginning = answer.content[:200].decode(errors="replace")
+            detail = self._secrets.masked(problem.detail or beginning)
             # The engine's own word: what stands before it answers 503 too where the engine has just ended.
             stops = answer.status_code == httpx.codes.SERVICE_UNAVAILABLE and problem.code == _STOPS
             raise (EngineAway if stops else EngineRefused)(
@@ -143,12 +147,11 @@ class EngineAdmin:
             )
         return answer.content
 
-
-def _decode(content: bytes, kind: type[Answer]) -> Answer:
-    try:
-        return msgspec.json.decode(content, type=kind)
-    except msgspec.DecodeError as error:
-        raise EngineRefused(f"this is not an answer of a DriftGuard engine: {error}") from error
+    def _decode(self, content: bytes, kind: type[Answer]) -> Answer:
+        try:
+            return msgspec.json.decode(content, type=kind)
+        except UNREADABLE_JSON as error:
+            raise EngineRefused(f"no DriftGuard engine answers at {self._shown}: {error}") from error
 
 
 class _Problem(msgspec.Struct):
@@ -164,5 +167,5 @@ _decode_problem = msgspec.json.Decoder(_Problem).decode
 def _problem(answer: httpx.Response) -> _Problem:
     try:
         return _decode_problem(answer.content)
-    except msgspec.DecodeError:
+    except UNREADABLE_JSON:
         return _Problem()

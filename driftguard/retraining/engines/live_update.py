@@ -14,6 +14,7 @@ import httpx
 import structlog
 
 from driftguard.masking import Secrets, address, secrets_of_url
+from driftguard.records import UNREADABLE_JSON
 from driftguard.retraining.engines.engine_admin import EngineRefused
 from driftguard.retraining.engines.order import Order
 
@@ -166,10 +167,11 @@ class LiveUpdate(ABC):
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             told = self._secrets.masked(str(error) or type(error).__name__)
             raise EngineRefused(f"{self.shown} does not answer {path}: {told}") from error
-        except ValueError:
+        except UNREADABLE_JSON:
             found = {}
         if not answer.is_success:
-            told = self._secrets.masked(self._reason(found) or answer.text[:200])
+            beginning = answer.content[:200].decode(errors="replace")
+            told = self._secrets.masked(self._reason(found) or beginning)
             raise Answered(
                 f"{self.shown} answered {path} with {answer.status_code}: {told}", answer.status_code
             )

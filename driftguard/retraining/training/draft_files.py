@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from driftguard.errors import DriftGuardError
+from driftguard.records import UNREADABLE_JSON
 
 _LENGTH_BYTES: Final = 8
 _ANY: Final = frozenset({"transformers_version", "torch_dtype", "dtype"})  # which may differ
@@ -104,7 +105,7 @@ def _tensors_in(path: Path) -> list[Tensor]:
         told = {name: msgspec.json.decode(entry, type=_Entry) for name, entry in entries.items()}
     except OSError as error:
         raise _unreadable(path, error.strerror) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE_JSON as error:
         raise _unreadable(path, str(error)) from None
     first = _LENGTH_BYTES + length
     if size != first + max((entry.data_offsets[1] for entry in told.values()), default=0):

@@ -16,6 +16,7 @@ import msgspec
 
 from driftguard.diagnosis.serving_gap import Expected
 from driftguard.errors import DriftGuardError
+from driftguard.records import UNREADABLE_JSON
 from driftguard.retraining.training.child_process import tethered
 
 _POLL_SECONDS = 0.25  # how soon a request to stop is noticed
@@ -267,7 +268,7 @@ def _lines(process: subprocess.Popen[bytes], should_stop: Callable[[], bool]) ->
 def _decode(line: bytes) -> dict[str, Any]:
     try:
         return msgspec.json.decode(line, type=dict[str, Any])
-    except msgspec.DecodeError as error:
+    except UNREADABLE_JSON as error:
         raise TrainingFailed(f"the training process printed {line[:80]!r}, not a JSON object") from error
 
 

@@ -14,7 +14,7 @@ from uuid import UUID
 import msgspec
 
 from driftguard.errors import BadInput
-from driftguard.records import DEFAULT_SEGMENT
+from driftguard.records import DEFAULT_SEGMENT, UNREADABLE_JSON
 from driftguard.retraining.training.plan import CapturedRequest
 from driftguard.store import captures
 from driftguard.store.database import Database
@@ -138,7 +138,7 @@ def _lines(path: Path) -> Iterator[_Line]:
         if text.strip():
             try:
                 line = decoder.decode(text)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except UNREADABLE_JSON as error:
                 raise BadInput(f"{path}, line {number}: {error}", line=number) from None
             yield _checked(path, number, line)
 

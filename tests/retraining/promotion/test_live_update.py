@@ -99,7 +99,7 @@ def test_one_that_a_restart_of_the_server_lost_is_called_so(live: Live, stands: 
     assert live.states() == {OLD: "in_service", NEW: "lost"}
 
 
-@pytest.mark.parametrize("fault", ["refuse", "drop", "lose", "hang"])
+@pytest.mark.parametrize("fault", ["refuse", "garble", "drop", "lose", "hang"])
 @pytest.mark.parametrize("step", ALL_STEPS)
 def test_one_fault_at_any_step(live: Live, monkeypatch: pytest.MonkeyPatch, step: str, fault: Fault) -> None:
     """The server goes on with one whole draft, and the run says with which."""
