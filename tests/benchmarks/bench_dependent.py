@@ -33,6 +33,7 @@ from driftguard.store.tables import Incident, Stream
 from tests.benchmarks.detection.covariates import COVARIATES, Covariate
 from tests.benchmarks.detection.dependent import (
     DEPENDENT,
+    FEW_AN_HOUR,
     FEW_REQUESTS,
     INDEPENDENT,
     LIFETIME_TOLD,
@@ -48,6 +49,7 @@ DEPENDENCE, TOLD = "Observations that depend on each other", "Acceptance that fo
 _FOLDER = Path(__file__).parent / "results"
 RESULTS = {DEPENDENCE: _FOLDER / "dependent.md", TOLD: _FOLDER / "covariates.md"}
 CONFIG = DetectorConfig()
+FEW_AN_HOUR_ROW = 200  # of their seeds: beside those of DEPENDENT and of COVARIATES
 
 
 def alarms(batch: ObservationBatch, state: StreamState) -> Iterator[DriftOpened]:
@@ -85,14 +87,14 @@ def told(family: Covariate, row: int, streams: int) -> str:
     return f"| {family.name} | {alarms_and_pages[0]} in {total:,} | {rates[0]} | {rates[1]} |"
 
 
-def false_alarms(family: Dependent, row: int, streams: int) -> str:
+def false_alarms(family: Dependent, row: int, streams: int, of: str = "") -> str:
     found = [
         len(list(alarms(family.batch([SEED, row, number], LENGTH), StreamState())))
         for number in range(streams)
     ]
     total = streams * LENGTH
     rate = f"{total / sum(found):,.0f}" if sum(found) else f"none in {total:,}"
-    return f"| {family.name} | {sum(found)} in {total:,} | {rate} |"
+    return f"| {of or family.name} | {sum(found)} in {total:,} | {rate} |"
 
 
 def delay(family: Dependent, drop: float, runs: int, run_in: int = RUN_IN, horizon: int = HORIZON) -> str:
@@ -130,6 +132,15 @@ def _of_dependence(streams: int, runs: int) -> tuple[str, list[str]]:
     return DEPENDENCE, [
         *_head(streams),
         *(false_alarms(family, row, streams) for row, family in enumerate((*DEPENDENT, *LIFETIME_TOLD))),
+        "",
+        "The same where an hour has few requests.",
+        "",
+        "| traffic | seconds between requests | false alarms | observations per false alarm |",
+        "| --- | --- | --- | --- |",
+        *(
+            false_alarms(family, row, streams, of=f"{family.name} | {family.apart:g}")
+            for row, family in enumerate(FEW_AN_HOUR, start=FEW_AN_HOUR_ROW)
+        ),
         "",
         f"A drop after {RUN_IN:,} windows, {runs} streams, watched for {HORIZON:,} more (16 hours).",
         "",

@@ -43,7 +43,8 @@ How far tasks wander shows only in time; a young stream is told of a change of w
 deviations in logs of vLLM), and not of what its tasks may cause.
 
 Of requests no block is longer than LIKE_SECONDS: what moves more slowly is a decline or an hour of the day
-(`factors.py`), and not that requests depend on each other.
+(`factors.py`), and not that requests depend on each other. Where so much time has fewer than LIKE_REQUESTS,
+blocks of as many count: users and conversations take turns by their requests, however long these take.
 
 Papers: Flegal, Jones 2010 (batch means and the long-run variance); Satterthwaite 1946 (the chi-square).
 """
@@ -73,7 +74,7 @@ UNLIKELY = 0.01
 GROWTH_AHEAD = 3
 LONG_AFTER = 8  # times the reference period: its mean's error, one draw, would then outweigh most blocks
 TYPICAL_PART = 2.0 / 3.0  # of the observations so far that a growing reference period holds
-LIKE_SECONDS = 3_600.0
+LIKE_SECONDS, LIKE_REQUESTS = 3_600.0, 128.0
 POSSIBLE = 0.01
 LARGEST_INFLATION = 1e4
 

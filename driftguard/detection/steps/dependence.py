@@ -60,6 +60,7 @@ from driftguard.detection.statistics.bets import DOWN, UP, mean_over_bets
 from driftguard.detection.statistics.block_differences import inflation_shown
 from driftguard.detection.statistics.change_point import changed_stretch, likeliest_point
 from driftguard.detection.statistics.long_run_variance import (
+    LIKE_REQUESTS,
     LIKE_SECONDS,
     OF_REQUESTS,
     OF_WINDOWS,
@@ -99,7 +100,7 @@ def longest_block(state: StreamState, code: int, now: float) -> float:
     seconds = now - float(state.reference_since[code])
     if state.of_windows[code] or seconds <= 0.0:
         return math.inf
-    return float(state.drafted_requests[code]) / seconds * LIKE_SECONDS
+    return max(float(state.drafted_requests[code]) / seconds * LIKE_SECONDS, LIKE_REQUESTS)
 
 
 def may_wander(state: StreamState, code: int) -> bool:

@@ -42,6 +42,7 @@ class Dependent:
     draw: Draw
     lifetime: float | None = None  # seconds, of RUNNING requests: windows tell how many ran and started
     segments: int = 1  # named ones, each of which has such traffic of its own
+    apart: float = 1.0  # seconds from one request to the next
 
     def batch(self, seed: list[int], n: int, change: Change | None = None) -> ObservationBatch:
         rng = np.random.default_rng(seed)
@@ -51,7 +52,7 @@ class Dependent:
         for own in (code == number for number in range(self.segments)):
             mean[own], drafted[own] = self.draw(rng, int(own.sum()), fallen[own])
         ordinals = np.arange(1, n + 1)
-        seconds = SCRAPE_SECONDS if self.kind == "window" else 1.0
+        seconds = SCRAPE_SECONDS if self.kind == "window" else self.apart
         ended = START + seconds * ordinals.astype(np.float64)
         batch = ObservationBatch.of(
             ordinals,
@@ -192,6 +193,14 @@ LIFETIME_TOLD = (
     Dependent(
         "windows: requests of 60 s, told by running and started ones", "window", _long_requests(60.0), 60.0
     ),
+)
+_USERS = Dependent("users, unnamed, wander slowly", "request", _users(300.0, 0.05))
+_CONVERSATIONS = Dependent(
+    "conversations, unnamed, 20 at a time, that differ more", "request", _conversations(20, 0.12)
+)
+FEW_AN_HOUR = (
+    *(replace(_USERS, apart=seconds) for seconds in (30.0, 120.0)),
+    *(replace(_CONVERSATIONS, apart=seconds) for seconds in (60.0, 180.0)),
 )
 FEW_REQUESTS = (
     (Dependent("windows: 5 requests each", "window", _few_requests(5.0)), 0.05),
