@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -35,6 +36,7 @@ pytestmark = pytest.mark.slow
 
 BATCH = 20
 KILLS = 2
+RECOVERS_FOR_SECONDS = 20.0
 
 
 @pytest.fixture
@@ -124,7 +126,8 @@ def test_a_disk_that_was_full_needs_nothing_but_room(data_dir: Path) -> None:
                 sender.waits_for_more()
                 fill(data_dir)
                 wait_until(lambda: sender.refusals[503] >= 2, "the disk to be full")
-                wait_until(lambda: has_given_up(database, data_dir), "the server to give up")
+                since = time.monotonic()
+                wait_until(lambda: has_given_up(database, data_dir, since), "the server to give up")
                 assert client.get("/readyz").status_code == 503
                 (data_dir / "filler").unlink()
                 wait_until(lambda: restarts(client) == 1, "the restart")
@@ -143,14 +146,18 @@ def has_postmaster(data_dir: Path) -> bool:
         return False
 
 
-def has_given_up(database: Database, data_dir: Path) -> bool:
-    """Fills the log that the server must write before anything else, for which there is no room either."""
+def has_given_up(database: Database, data_dir: Path, since: float) -> bool:
+    """Fills the log that the server must write before anything else, for which there is no room either. A
+    server that has tried to recover for too long since that time (monotonic), again and again, is killed."""
     with (
         suppress(psycopg.OperationalError),
         psycopg.connect(database.libpq_url, autocommit=True) as connection,
     ):
         while True:
             connection.execute("SELECT pg_logical_emit_message(false, '', repeat('x', 1000000))")
+    if time.monotonic() - since > RECOVERS_FOR_SECONDS:
+        with suppress(OSError, ValueError, psutil.Error):
+            postmaster(data_dir).kill()
     return not has_postmaster(data_dir)
 
 
