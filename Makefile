@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 INSTALL ?= $(BIN)/python -m pip install $$(test -t 2 || echo --quiet) --no-compile --disable-pip-version-check # a progress bar on a terminal
-WORKERS ?= 3 # of the test suite: one more than two cores, because many tests wait for processes
+WORKERS ?= 4 # of the test suite: more than cores, because many tests wait for processes
 
 # Tests and the demo start many processes, each of which would otherwise compile its sources again.
 unexport PYTHONDONTWRITEBYTECODE
