@@ -34,6 +34,7 @@ from driftguard_http.origins import url_of
 
 LINGER_SECONDS: Final = 1.0
 FLUSH_SECONDS: Final = 5.0
+DETECT_SECONDS: Final = 2.0  # at most, before requests are accepted: streams would pass unrecorded
 _ADMIN_ORIGINS: Final = Origins(ADMIN_HOST, hint="ask 127.0.0.1 or localhost")
 UPSTREAM_KEEPALIVE_SECONDS: Final = 4.0  # below uvicorn's 5, or a request could meet a closing connection
 
@@ -110,6 +111,9 @@ async def running(
         stack.callback(metrics.update)  # counts the outcome of the last records
         stack.push_async_callback(sidecar.close, FLUSH_SECONDS)
         await stack.enter_async_context(_background(upstream.follow(to_upstream)))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DETECT_SECONDS):
+                await upstream.was_asked.wait()
         forwarder = Forwarder(
             settings, upstream, to_upstream, sidecar.send, sidecar.count_unrecorded, metrics
         )

@@ -20,13 +20,14 @@ from driftguard.settings import ProxySettings
 
 _log = structlog.get_logger(__name__)
 
-RETRY_SECONDS: Final = 5.0
+RETRY_SECONDS: Final = 5.0  # where it refuses to tell
 FOLLOW_SECONDS: Final = 1.0
 TIMEOUT: Final = aiohttp.ClientTimeout(total=10.0)
 
 
 class Upstream:
-    """`engine` is "unknown" until it is detected; nothing is added to requests before.
+    """`engine` is "unknown" until it is detected; nothing is added to requests before. `was_asked`: it was
+    detected, or the first attempt has failed.
 
     `loaded`: version of the draft that was loaded live; None: the one that it was started with serves.
     """
@@ -40,6 +41,7 @@ class Upstream:
         if key:
             self._headers["Authorization"] = f"Bearer {key.get_secret_value()}"
         self.engine: Engine = "unknown" if settings.engine == "auto" else settings.engine
+        self.was_asked = asyncio.Event()
 
     async def identify(self, session: aiohttp.ClientSession) -> None:
         """Asks until the engine is known; it is "other" if the upstream refuses to answer."""
@@ -52,7 +54,9 @@ class Upstream:
                 if why != told:
                     told = why
                     _log.info("the upstream's engine is not known yet", url=self._models_url, error=why)
-                await asyncio.sleep(RETRY_SECONDS)
+                self.was_asked.set()
+                await asyncio.sleep(FOLLOW_SECONDS)
+        self.was_asked.set()
         _log.info("upstream", engine=self.engine)
         if self.engine == "driftguard":
             _log.warning("the built-in engine sends records itself (--sidecar): its requests pass unrecorded")

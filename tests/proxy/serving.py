@@ -104,17 +104,20 @@ async def not_found(_: web.BaseRequest) -> web.StreamResponse:
 async def proxied(
     handler: Handler,
     owned_by: str = "",
+    models_seconds: float = 0.0,
     linger_seconds: float = 0.01,
     limits: ConnectionLimits | None = None,
     model_info: Handler = not_found,
     **settings: Any,
 ) -> AsyncIterator[Setup]:
-    """Records wait for `linger_seconds` for more before they are sent. `model_info`: of an SGLang."""
+    """Records wait for `linger_seconds` for more before they are sent. `model_info`: of an SGLang.
+    models_seconds: how long the engine takes to list its models."""
     seen: list[Seen] = []
     sidecar = Sidecar()
 
     async def engine(request: web.BaseRequest) -> web.StreamResponse:
         if request.path == "/v1/models":
+            await asyncio.sleep(models_seconds)
             return web.json_response({"data": [{"id": "m", "owned_by": owned_by}]})
         if request.path == "/model_info":
             return await model_info(request)

@@ -335,6 +335,16 @@ def test_what_the_sidecar_would_refuse_is_not_counted_as_recorded(wrong: Json) -
     asyncio.run(scenario())
 
 
+def test_the_first_request_of_a_proxy_is_recorded_though_the_upstream_is_slow_to_tell_what_it_is() -> None:
+    """Behind a load balancer it comes as soon as the proxy listens; vLLM then tells no counts of a stream."""
+
+    async def scenario() -> None:
+        async with proxied(answering(vllm), engine="auto", owned_by="vllm", models_seconds=0.1) as setup:
+            assert await _told(setup, CHAT | {"stream": True}) == "recorded"
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize(
     ("owner", "told"), [("driftguard", "reports_itself"), ("sglang", "recorded"), ("x", "no_numbers")]
 )
@@ -394,7 +404,7 @@ def test_the_log_says_once_why_the_engine_is_not_known_while_it_loads_its_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """For minutes: first nothing listens, then llama.cpp answers 503."""
-    monkeypatch.setattr(upstream, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(upstream, "FOLLOW_SECONDS", 0.01)
     asked = 0
 
     async def loading(_: web.BaseRequest) -> web.StreamResponse:
