@@ -123,8 +123,8 @@ async def running(
         server = BoundedServer(
             forwarder.handle, limits or limits_of(settings.max_connections), metrics.made_room
         )
-        # The library waits for so long twice.
-        runner = web.ServerRunner(server, shutdown_timeout=settings.shutdown_grace_seconds / 2)
+        # The server waits for so long three times.
+        runner = web.ServerRunner(server, shutdown_timeout=settings.shutdown_grace_seconds / 3)
         await _accept(stack, runner, worker.listeners.traffic)
         admin = web.AppRunner(_admin(metrics, forwarder.settle), access_log=None)
         await _accept(stack, admin, worker.listeners.admin)

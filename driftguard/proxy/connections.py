@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableSet
+from contextlib import suppress
 from typing import Any, Final
 
 from aiohttp import StreamReader, web
+from aiohttp.helpers import ceil_timeout
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import RequestHandler
@@ -20,6 +22,8 @@ MOST_HEADER_BYTES: Final = 131_072  # of a request, its first line included
 HEADER_SECONDS: Final = 30.0
 UNREAD_SECONDS: Final = 300.0
 SHARE_OF_DESCRIPTORS: Final = 0.4  # each may have another one upstream, which may stay open longer
+DRAIN_SECONDS: Final = 1.0  # without a request, after which a connection is closed when the server stops
+_LOOKS_SECONDS: Final = 0.05  # between two looks at connections that are not closed yet
 _CODING: Final = istr("Transfer-Encoding")
 _WHY_TOO_LARGE: Final = b"the headers have more than %d bytes\n" % MOST_HEADER_BYTES
 _LAST_CHUNK: Final = b"\r\n0\r\n\r\n"  # of a body without trailers, with the end of what is before it
@@ -38,18 +42,23 @@ def limits_of(max_connections: int) -> ConnectionLimits:
     return ConnectionLimits(max_connections, HEADER_SECONDS, UNREAD_SECONDS, SHARE_OF_DESCRIPTORS)
 
 
-def close_behind_trailers(request: web.BaseRequest, response: web.StreamResponse) -> None:
-    """The library's parser takes the last trailer of a body for a header of the connection's next request,
-    which may be another client's behind a reverse proxy."""
-    connection = request.protocol
-    if _CODING in request.headers and not (
-        isinstance(connection, _Connection) and connection.ends_with(request.content)
-    ):
+def close_if_last(request: web.BaseRequest, response: web.StreamResponse) -> None:
+    """Where no other request may follow on the connection: the server stops, and the head of the answer can
+    still say so; or the library's parser would take the last trailer of this body for a header of the next
+    request, which may be another client's behind a reverse proxy."""
+    connection = request.protocol if isinstance(request.protocol, _Connection) else None
+    stops = connection is not None and connection.server.stops and not response.prepared
+    ends = connection is not None and connection.ends_with(request.content)
+    if stops or (_CODING in request.headers and not ends):
         response.force_close()
 
 
 class BoundedServer(web.Server):
-    """`on_room`: is called for each connection that is closed to make room."""
+    """`on_room`: is called for each connection that is closed to make room.
+
+    When it stops, a client may just be sending on a connection that has no request: such a request is still
+    answered, and its client is told to close.
+    """
 
     def __init__(
         self,
@@ -61,9 +70,23 @@ class BoundedServer(web.Server):
         self.limits = limits
         self.open: set[_Connection] = set()
         self.on_room = on_room
+        self.stops = False
 
     def __call__(self) -> RequestHandler:
         return _Connection(self)
+
+    def pre_shutdown(self) -> None:
+        """When nothing listens any more; the library would close connections without a request here."""
+        self.stops = True
+
+    async def shutdown(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 (the base's)
+        """Waits three times for at most `timeout`: the library waits for a request, and cancels it."""
+        with suppress(TimeoutError):
+            async with ceil_timeout(timeout):
+                while any(connection.is_in_use for connection in self.open):  # noqa: ASYNC110 (time ends it)
+                    await asyncio.sleep(_LOOKS_SECONDS)
+        super().pre_shutdown()
+        await super().shutdown(timeout)
 
 
 class _Connection(Bounded, RequestHandler):
@@ -77,6 +100,7 @@ class _Connection(Bounded, RequestHandler):
             max_line_size=LONGEST_HEADER,
             max_field_size=LONGEST_HEADER,
         )
+        self.server = server
         self.limits = server.limits
         self.made_room = server.on_room  # type: ignore[method-assign]
         self._open = server.open
@@ -101,6 +125,13 @@ class _Connection(Bounded, RequestHandler):
     @property
     def waits_since(self) -> float:
         return self._next_keepalive_close_time
+
+    @property
+    def is_in_use(self) -> bool:
+        """It has a request, or an answer that the system has not taken yet, or had a request a moment ago."""
+        if not self.idle or (self.transport is not None and self.transport.get_write_buffer_size()):
+            return True
+        return self._loop.time() < self.waits_since - self.keepalive_timeout + DRAIN_SECONDS
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._open.add(self)

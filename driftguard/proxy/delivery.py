@@ -12,7 +12,7 @@ from aiohttp import web
 
 from driftguard.proxy import headers
 from driftguard.proxy.asking import NOTHING, Excess
-from driftguard.proxy.connections import close_behind_trailers
+from driftguard.proxy.connections import close_if_last
 from driftguard.proxy.events import EventStream, StreamedAnswer, reduced
 from driftguard.proxy.intake import chained, read_up_to
 from driftguard.proxy.recording import NotRecorded, Passage
@@ -141,7 +141,7 @@ class Delivery:
 
     async def _prepare(self, response: web.StreamResponse) -> web.StreamResponse:
         self.response = response
-        close_behind_trailers(self._request, response)
+        close_if_last(self._request, response)
         try:
             await response.prepare(self._request)
         except ConnectionResetError:

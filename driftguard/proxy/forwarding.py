@@ -20,7 +20,7 @@ from driftguard.outgoing.connection_errors import why_not_connected
 from driftguard.proxy import headers
 from driftguard.proxy.ambiguity import ambiguity_of
 from driftguard.proxy.backlog import Backlog
-from driftguard.proxy.connections import BadBody, close_behind_trailers
+from driftguard.proxy.connections import BadBody, close_if_last
 from driftguard.proxy.counts import Outcome
 from driftguard.proxy.delivery import ClientGone, Delivery
 from driftguard.proxy.events import StreamedAnswer
@@ -116,7 +116,7 @@ class Forwarder:
         in_flight = self._metrics.begin()
         try:
             response = await self._pass_on(request, course, in_flight)
-            close_behind_trailers(request, response)
+            close_if_last(request, response)
             return response
         finally:
             self._metrics.end()

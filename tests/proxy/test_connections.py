@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
+from driftguard.proxy import connections as proxy_connections
 from driftguard.proxy.connections import limits_of
 from driftguard_http import ConnectionLimits
 from tests.conftest import PATIENCE_SECONDS
@@ -271,3 +272,90 @@ def test_a_body_that_arrives_while_the_proxy_stops_is_passed_on_and_answered() -
             return status
 
     assert asyncio.run(scenario()) == b"HTTP/1.1 200 OK\r\n"
+
+
+async def _ask_once(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes = b"{}"
+) -> tuple[bytes, dict[str, str]]:
+    """(status line, headers) of the answer."""
+    writer.write(b"POST %s HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % (PATH.encode(), len(body)))
+    writer.write(body)
+    return await _answer(reader)
+
+
+async def _answer(reader: asyncio.StreamReader) -> tuple[bytes, dict[str, str]]:
+    status, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")[:-2]
+    headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+    await reader.readexactly(int(headers["content-length"]))
+    return status.encode(), headers
+
+
+def test_a_request_that_comes_while_the_proxy_stops_is_answered_and_its_client_told_to_close(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A client does not know yet that the proxy stops, and keeps its connections."""
+    monkeypatch.setattr(proxy_connections, "DRAIN_SECONDS", 4 * PATIENCE_SECONDS)
+
+    async def scenario() -> None:
+        async with proxied(ok, shutdown_grace_seconds=12 * PATIENCE_SECONDS) as setup:
+            url = URL(setup.proxy)
+            reader, writer = await asyncio.open_connection(url.host, url.port)
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                status, headers = await _ask_once(reader, writer)
+                assert (status, headers.get("connection")) == (b"HTTP/1.1 200 OK", None)
+                stopping = asyncio.create_task(setup.stop())
+                with pytest.raises(OSError):
+                    await _connect_while_accepted(url)
+                status, headers = await _ask_once(reader, writer)
+                assert (status, headers.get("connection")) == (b"HTTP/1.1 200 OK", "close")
+                assert await reader.read() == b""
+                await stopping
+            writer.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_client_whose_answer_begins_while_the_proxy_stops_is_told_to_close() -> None:
+    async def scenario() -> None:
+        asked, go_on = asyncio.Event(), asyncio.Event()
+
+        async def slow(request: web.BaseRequest) -> web.StreamResponse:
+            asked.set()
+            await go_on.wait()
+            return await ok(request)
+
+        async with proxied(slow, shutdown_grace_seconds=12 * PATIENCE_SECONDS) as setup:
+            url = URL(setup.proxy)
+            reader, writer = await asyncio.open_connection(url.host, url.port)
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                asking = asyncio.create_task(_ask_once(reader, writer))
+                await asked.wait()
+                stopping = asyncio.create_task(setup.stop())
+                with pytest.raises(OSError):
+                    await _connect_while_accepted(url)
+                go_on.set()
+                status, headers = await asking
+                assert (status, headers.get("connection")) == (b"HTTP/1.1 200 OK", "close")
+                await stopping
+            writer.close()
+
+    asyncio.run(scenario())
+
+
+def test_connections_that_nobody_uses_do_not_keep_a_proxy_from_stopping(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(proxy_connections, "DRAIN_SECONDS", 0.05)
+
+    async def scenario() -> None:
+        async with proxied(ok, shutdown_grace_seconds=12 * PATIENCE_SECONDS) as setup:
+            url = URL(setup.proxy)
+            unused, used = [await asyncio.open_connection(url.host, url.port) for _ in range(2)]
+            await _ask_once(*used)
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await setup.stop()
+                assert [await reader.read() for reader, _ in (unused, used)] == [b"", b""]
+            for _, writer in (unused, used):
+                writer.close()
+
+    asyncio.run(scenario())

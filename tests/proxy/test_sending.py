@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web, web_protocol
 
 from driftguard.client import protocol
+from driftguard.proxy import connections
 from tests.conftest import PATIENCE_SECONDS
 from tests.proxy.engines import Json, vllm
 from tests.proxy.serving import Setup, answering, proxied, served
@@ -148,7 +149,8 @@ def test_requests_that_do_not_end_get_the_grace_of_the_settings_and_no_more(
         async with proxied(endless, shutdown_grace_seconds=30) as setup:
             asking = asyncio.create_task(_ask(setup, 1))
             await asked.wait()
-            monkeypatch.setattr(web_protocol, "ceil_timeout", at_once)
+            for module in (connections, web_protocol):
+                monkeypatch.setattr(module, "ceil_timeout", at_once)
             await setup.stop()
             assert sum(waited) == 30
             with pytest.raises(aiohttp.ClientError):
