@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,6 +11,7 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, TypeVar
 from uuid import UUID
+from weakref import WeakSet
 
 import httpx
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt
@@ -23,10 +25,12 @@ from driftguard.errors import TooLarge
 from driftguard.records import AcceptanceRecord, UnrecordedReason, encode_record, encode_unrecorded
 
 Answer = TypeVar("Answer")
+_clients: WeakSet[Client] = WeakSet()  # of this process
 
 
 class Client:
-    """A client of the sidecar at `url`. May be used from any thread; make one per process, after forking.
+    """A client of the sidecar at `url`. May be used from any thread, and in forked processes, each of which
+    sends its own records.
 
     api_key: needed where the sidecar is bound to more than loopback. max_buffered: records that wait while
     the sidecar is unreachable; the oldest is dropped first and counted. max_batch: records of one request.
@@ -45,15 +49,26 @@ class Client:
         report_seconds: float = protocol.REPORT_SECONDS,
     ) -> None:
         """Connects at first use. Raises ValueError."""
+        self._address = protocol.address_of(url)
+        self._headers = protocol.headers(api_key)
+        self._authorities = httpx.create_ssl_context(trust_env=False)
+        self._max_buffered = max_buffered
+        self._max_batch = max_batch
+        self._linger_seconds = linger_seconds
+        self._report_seconds = report_seconds
+        self._begin()
+        _clients.add(self)
+
+    def _begin(self) -> None:
+        """With no records, connections and threads. Raises ValueError."""
         self._http = httpx.Client(
-            base_url=protocol.address_of(url),
-            headers=protocol.headers(api_key),
+            base_url=self._address,
+            headers=self._headers,
             timeout=protocol.TIMEOUT,
             trust_env=False,
+            verify=self._authorities,
         )
-        self._linger_seconds = linger_seconds
-        self._buffer = Buffer(max_buffered, max_batch)
-        self._report_seconds = report_seconds
+        self._buffer = Buffer(self._max_buffered, self._max_batch)
         self._tally = Tally()
         self._changed = threading.Condition()  # guards the buffer and the tally
         self._flushing = False
@@ -114,6 +129,7 @@ class Client:
 
     def close(self, timeout_seconds: float = 5.0) -> None:
         """Sends waiting records for at most `timeout_seconds`; then the rest is dropped and counted."""
+        _clients.discard(self)
         with self._changed:
             self._closing.set()
             self._changed.notify_all()
@@ -245,3 +261,14 @@ class Client:
     def _pause(self, seconds: float) -> None:
         # Closing ends one wait, so that there is one more attempt; from then on only the time limit does.
         (self._abandoned if self._closing.is_set() else self._closing).wait(seconds)
+
+
+def _begin_in_child() -> None:
+    """Of a fork. Threads do not go on there, and locks may be held by them for ever; connections and the
+    records that wait are the parent's."""
+    for client in list(_clients):
+        client._begin()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
+    os.register_at_fork(after_in_child=_begin_in_child)

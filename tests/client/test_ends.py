@@ -1,0 +1,79 @@
+"""A process with a client forks, as services with workers do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from driftguard.settings import Settings
+from driftguard.store.database import Database
+from tests.api.ingest_server import serving
+from tests.benchmarks.ingest_app import ingest_app
+from tests.client.test_client import stored
+from tests.conftest import PATIENCE_SECONDS
+
+BEGIN = """
+import os, signal, sys, threading
+from driftguard.client import Client
+from tests.store.samples import make_records
+
+client = Client(sys.argv[1], linger_seconds=60)
+def send(number):
+    for record in make_records(number, seed=number):
+        print(record.record_id, flush=True)
+        client.send(record)
+"""
+FORKS = """
+send(2)
+held, ended = threading.Event(), threading.Event()
+def hold():  # the child's copy of the lock would be held for ever
+    with client._changed:
+        held.set()
+        ended.wait()
+if sys.argv[2] == "locked":
+    threading.Thread(target=hold).start()
+    held.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(30)
+    send(3)
+    client.close()
+    counts = client.counts
+    os._exit(counts.sent != 3 or counts.dropped != 0)
+status = os.waitpid(child, 0)[1]
+ended.set()
+send(1)
+client.close()
+sys.exit(status)
+"""
+
+
+@pytest.fixture
+def url(database: Database) -> Iterator[httpx.URL]:
+    with serving(ingest_app(Settings(), database.libpq_url)) as client:
+        yield client.base_url
+
+
+def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", BEGIN + program, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("lock", ["free", "locked"])
+def test_parent_and_child_of_a_fork_send_their_own_records(
+    lock: str, url: httpx.URL, database: Database
+) -> None:
+    ended = run(FORKS, str(url), lock)
+    assert ended.returncode == 0, ended.stderr
+    given = set(ended.stdout.split())
+    assert len(given) == 6
+    assert stored(database) == given
