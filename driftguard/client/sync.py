@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
@@ -30,7 +31,7 @@ _clients: WeakSet[Client] = WeakSet()  # of this process
 
 class Client:
     """A client of the sidecar at `url`. May be used from any thread, and in forked processes, each of which
-    sends its own records.
+    sends its own records. What waits is sent where a process ends in order, too.
 
     api_key: needed where the sidecar is bound to more than loopback. max_buffered: records that wait while
     the sidecar is unreachable; the oldest is dropped first and counted. max_batch: records of one request.
@@ -270,5 +271,11 @@ def _begin_in_child() -> None:
         client._begin()
 
 
+def _close_all() -> None:
+    for client in list(_clients):
+        client.close()
+
+
 if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
     os.register_at_fork(after_in_child=_begin_in_child)
+atexit.register(_close_all)

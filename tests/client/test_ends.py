@@ -1,4 +1,4 @@
-"""A process with a client forks, as services with workers do."""
+"""A process with a client ends or forks, as services with workers do."""
 
 from __future__ import annotations
 
@@ -27,6 +27,16 @@ def send(number):
         print(record.record_id, flush=True)
         client.send(record)
 """
+ENDS = {
+    "exit": "send(3); sys.exit()",
+    "end": "send(3)",
+    "error": "send(3); raise RuntimeError",
+    "handled signal": """
+signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+send(3)
+os.kill(os.getpid(), signal.SIGTERM)
+""",
+}
 FORKS = """
 send(2)
 held, ended = threading.Event(), threading.Event()
@@ -47,7 +57,6 @@ if child == 0:
 status = os.waitpid(child, 0)[1]
 ended.set()
 send(1)
-client.close()
 sys.exit(status)
 """
 
@@ -66,6 +75,15 @@ def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         timeout=PATIENCE_SECONDS,
         check=False,
     )
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_what_waits_is_sent_where_a_process_ends_in_order(
+    end: str, url: httpx.URL, database: Database
+) -> None:
+    given = set(run(ENDS[end], str(url)).stdout.split())
+    assert len(given) == 3
+    assert stored(database) == given
 
 
 @pytest.mark.parametrize("lock", ["free", "locked"])
