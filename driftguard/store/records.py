@@ -142,6 +142,7 @@ SELECT batch, stream_id, count(*), count(*) FILTER (WHERE in_other), max(ended_a
 FROM fresh GROUP BY batch, stream_id
 """  # noqa: S608 (constants only)
 
+
 def _newest_of(name: str) -> str:
     """What ends later than any record that is taken was stored by a clock that was ahead, and counts no more.
     greatest() passes over nulls: a batch of canary probes alone brings no traffic."""
