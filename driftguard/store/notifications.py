@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
+from typing import Final
 from uuid import UUID
 
 from sqlalchemy import ColumnElement, Delete, delete, exists, func, or_, select, update
-from sqlalchemy.orm import Session, aliased
+from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
 from driftguard.store.tables import Notification
+
+LONGEST_LEASE: Final = timedelta(minutes=5)
+LONGEST_WAIT: Final = timedelta(hours=1)
 
 
 def drop_undelivered(session: Session, incident_id: UUID) -> None:
@@ -31,11 +35,17 @@ def drop_undelivered(session: Session, incident_id: UUID) -> None:
 
 def _is_free() -> ColumnElement[bool]:
     """Nobody sends it: there is no lease, or it is over."""
-    return or_(Notification.leased_until.is_(None), Notification.leased_until <= func.now())
+    return _is_over(Notification.leased_until, LONGEST_LEASE)
+
+
+def _is_over(until: InstrumentedAttribute[datetime | None], longest: timedelta) -> ColumnElement[bool]:
+    """Also where it would last longer than any does: the database's clock was set back meanwhile."""
+    return or_(until.is_(None), until <= func.now(), until > func.now() + longest)
 
 
 def claim(session: Session, destination: str, lease: timedelta) -> Notification | None:
-    """The oldest that is due at this destination, leased to the caller; None when none is.
+    """The oldest that is due at this destination, leased to the caller for LONGEST_LEASE at most; None when
+    none is.
 
     A resolution waits until the same place took the firing. A firing that was not taken before a graver one
     followed is forgotten.
@@ -44,7 +54,7 @@ def claim(session: Session, destination: str, lease: timedelta) -> Notification 
     query = (
         select(Notification)
         .where(Notification.destination == destination, Notification.delivered_at.is_(None))
-        .where(or_(Notification.next_attempt_at.is_(None), Notification.next_attempt_at <= func.now()))
+        .where(_is_over(Notification.next_attempt_at, LONGEST_WAIT))
         .where(_is_free(), (Notification.event == "firing") | ~_awaits_firing())
         .order_by(Notification.id)
         .limit(1)
@@ -100,7 +110,8 @@ def settle_delivered(session: Session, notification_id: int) -> None:
 
 
 def settle_failed(session: Session, notification_id: int, attempt: int, error: str, wait: timedelta) -> None:
-    """Ends the lease that was claimed as this attempt, if it is still held, and has it tried after `wait`."""
+    """Ends the lease that was claimed as this attempt, if it is still held, and has it tried after `wait`,
+    LONGEST_WAIT at most."""
     session.execute(
         update(Notification)
         .where(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 
 import pytest
@@ -295,3 +295,15 @@ def test_an_unforeseen_failure_is_counted_and_later_pages_go_out(
     with delivering(database, [receiver.url]) as metrics:
         wait_until(lambda: bool(receiver.taken()), "the page")
     assert metrics.registry.get_sample_value("driftguard_loop_failures_total", {"loop": "alerts"}) == 1
+
+
+@pytest.mark.parametrize("waits", ["leased_until", "next_attempt_at"])
+def test_nothing_waits_for_days_once_the_clock_of_the_database_was_set_back(
+    database: Database, receiver: Receiver, waits: str
+) -> None:
+    """A lease lasts half a minute, a wait an hour at most: these were set by a clock that was ahead."""
+    add_incident(database, webhooks([receiver.url]))
+    with database.session() as session:
+        session.execute(update(Notification).values({waits: func.now() + timedelta(days=2)}))
+    Webhook(database, receiver.url, "http://sidecar", Metrics()).deliver()
+    assert len(receiver.taken()) == 1
