@@ -66,8 +66,9 @@ def alerts(
         if severity == "info" or (raised_at is not None and raised_at < now - REPEAT_RESOLUTION_FOR):
             continue
         event = "raised" if raised_at else "resolved" if incident.state == "resolved" else "firing"
-        over_at = raised_at or incident.resolved_at
-        # A clock that was ahead may have opened it. Alertmanager refuses what ends before it starts.
+        # A clock that was ahead may have ended it: until then it would fire on.
+        over_at = min(ended_at, now) if (ended_at := raised_at or incident.resolved_at) else None
+        # Or have opened it. Alertmanager refuses what ends before it starts.
         starts_at, ends_at = min(since, over_at or now), over_at or now + ENDS_AHEAD
         body = _body(incident, stream, severity, places, starts_at, ends_at)
         body["labels"] = {**labels, **body["labels"]}

@@ -187,6 +187,18 @@ def config(hook: str) -> str:
     )
 
 
+def test_what_a_clock_that_was_ahead_has_ended_does_not_fire_on_until_then(database: Database) -> None:
+    opened_at = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+    with http_receiver() as receiver:
+        incident_id = add_incident(database, alertmanagers([peer(receiver)]), opened_at=opened_at)
+        with database.session() as session:
+            ended_at = opened_at + timedelta(days=30)
+            incidents.move(session, incident_id, "resolved", "acceptance is back", ended_at)
+        sink(database, peer(receiver)).send(opened_at + timedelta(minutes=5))
+    (alert,) = receiver.received[0].body
+    assert (alert["startsAt"], alert["endsAt"]) == ("2026-03-01T12:00:00+00:00", "2026-03-01T12:05:00+00:00")
+
+
 @needs_alertmanager
 def test_the_real_alertmanager_pages_once_and_resolves_once_over_a_restart(
     database: Database, tmp_path: Path
