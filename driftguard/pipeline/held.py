@@ -86,7 +86,8 @@ def is_due(held: HeldStream, now: datetime, tried: Collection[int]) -> bool:
     """`tried`: those set aside by another version that this process tried already, so that two versions
     beside each other do not try in turn for ever."""
     if held.next_try_at is not None:
-        return held.next_try_at <= now
+        wait = (held.next_try_at - now).total_seconds()
+        return wait <= 0.0 or wait > RETRY_AFTER_SECONDS[-1]  # the clock was set back meanwhile
     return held.version != VERSION and held.stream_id not in tried
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -363,3 +364,9 @@ def test_a_number_that_is_not_finite_holds_its_stream_and_says_where_it_was(
         (row,) = session.scalars(select(HeldStream))
         assert row.reason == "NotFinite: incidents.evidence.slowdown_formula: inf is not a finite number"
         assert {each["requests"] for each in all_summaries(session).values()} == {900, 350}
+
+
+def test_a_held_stream_does_not_wait_for_the_time_that_a_clock_which_was_ahead_has_set() -> None:
+    now = datetime(2026, 3, 1, 12, tzinfo=UTC)
+    again = [now - timedelta(seconds=1), now + timedelta(seconds=64), now + timedelta(days=2)]
+    assert [held.is_due(HeldStream(next_try_at=at), now, ()) for at in again] == [True, False, True]
