@@ -139,7 +139,8 @@ class ProbeLoop:
                     servers.add(of.server)
         for target in sorted(self._targets, key=lambda one: one.server not in servers):
             kept, now = self._kept[target.server], datetime.now(UTC)
-            is_new = kept.looked_at is None or now >= kept.looked_at + min(LOOK_AGAIN, self._interval)
+            looked, again = kept.looked_at, min(LOOK_AGAIN, self._interval)
+            is_new = looked is None or not looked <= now < looked + again  # a clock may be set back
             if (is_new or target.server in servers) and self._is_due(target, awaited, now):
                 self._attempt(target, lambda target=target: self._replay(target))  # type: ignore[misc]
                 return True
@@ -155,7 +156,7 @@ class ProbeLoop:
             stream = probe_prompts.newest_stream(session, target.server)
             if stream is None or stream.traffic_arrived_at is None:
                 return False  # so is an engine that does not speculate
-            replayed_at = probe_prompts.last_replay(session, stream.id)
+            replayed_at = probe_prompts.last_replay(session, stream.id, now)
             past = Past(
                 replayed_at,
                 kept.failed_at,

@@ -23,7 +23,9 @@ class Past:
 def is_due(past: Past, now: datetime, interval: timedelta) -> bool:
     """At every interval if there was traffic since the last replay; at once for a draft without any replay,
     and for a diagnosis that waits. A server that nobody uses is not kept awake."""
-    if past.failed_at is not None and now < past.failed_at + retry_after(past.failures, interval):
+    if past.failed_at is not None and (
+        past.failed_at <= now < past.failed_at + retry_after(past.failures, interval)
+    ):  # else the clock was set back meanwhile
         return False
     if past.replayed_at is None:
         return True

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import delete, func, select, text
 from sqlalchemy.orm import Session
 
+from driftguard.records import FUTURE_TOLERANCE
 from driftguard.store.tables import ProbePrompt, Record, Stream
 
 
@@ -64,8 +65,10 @@ def newest_stream(session: Session, server: str) -> Stream | None:
     return session.scalars(query.order_by(Stream.last_seen_at.desc(), Stream.id.desc()).limit(1)).first()
 
 
-def last_replay(session: Session, stream_id: int) -> datetime | None:
-    """When a canary probe of this stream ended last."""
+def last_replay(session: Session, stream_id: int, now: datetime) -> datetime | None:
+    """When a canary probe of this stream ended last; without those that a clock which was ahead has stored."""
     return session.scalar(
-        select(func.max(Record.ended_at)).where(Record.stream_id == stream_id, Record.kind == "probe")
+        select(func.max(Record.ended_at)).where(
+            Record.stream_id == stream_id, Record.kind == "probe", Record.ended_at <= now + FUTURE_TOLERANCE
+        )
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 from typer.testing import CliRunner
 
 from driftguard import cli
@@ -24,6 +24,7 @@ from driftguard.records.documents.diagnosis import Diagnosis
 from driftguard.records.documents.incident import IncidentDiagnosis, SeenEvidence
 from driftguard.settings import ProbeSettings, Settings
 from driftguard.store.database import Database
+from driftguard.store.partitions import ensure_days
 from driftguard.store.probe_lock import replaying
 from driftguard.store.tables import Incident, Record, Stream
 from tests.adapters.fake_engines import FakeVllm
@@ -115,6 +116,18 @@ def test_a_scraped_server_is_probed_with_the_usual_prompts_and_the_status_says_i
     assert {path for path, _, _ in stub.asked} == {"/v1/chat/completions"}
     assert max(len(str(body["messages"])) for _, body, _ in stub.asked) > 2_000  # long ones too
     assert len({str(body["messages"])[:60] for _, body, _ in stub.asked}) == USUAL  # no common beginning
+
+
+def test_probes_go_on_and_once_an_interval_after_a_clock_was_set_back(known: Database, stub: Stub) -> None:
+    loop = looked(known, settings_of(sources=[{"url": stub.url, "server": "chat"}]))
+    ahead = datetime.now(UTC) + timedelta(days=2)
+    with known.session() as session:
+        ensure_days(session, [ahead.date()])
+        session.execute(update(Record).where(Record.kind == "probe").values(ended_at=ahead))
+    loop._kept["chat"].looked_at = ahead
+    assert loop.look()
+    loop._kept["chat"].looked_at = None
+    assert not loop.look()
 
 
 def test_while_its_first_probes_are_asked_a_server_is_not_told_to_have_no_traffic(

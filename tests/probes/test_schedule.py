@@ -42,3 +42,7 @@ def test_nobody_is_asked_again_without_traffic_unless_a_diagnosis_waits() -> Non
     assert not is_due(Past(replayed, None, None, heard_at=heard), NOW, HOUR)
     assert is_due(Past(replayed, None, None, heard_at=minutes_ago(10)), NOW, HOUR)
     assert is_due(Past(replayed, None, minutes_ago(5), heard_at=heard), NOW, HOUR)
+
+
+def test_a_failure_by_a_clock_that_was_ahead_keeps_nobody_from_being_asked() -> None:
+    assert is_due(Past(None, NOW + 48 * HOUR, None), NOW, HOUR)
