@@ -82,7 +82,7 @@ def examine(
 def announce_overdue(database: Database, paging: Paging, now: datetime) -> int:
     """Tells the incidents that have waited for PATIENCE, by what the detector found; how many."""
     with database.session(CHORE) as session:
-        waiting = incidents.awaiting_since(session, now - PATIENCE)
+        waiting = incidents.awaiting_for(session, PATIENCE, now)
         for incident in waiting:
             opening.announce_examined(session, incident, paging, now)
             log.error("incident told unexamined", incident=str(incident.id), severity=incident.severity)

@@ -244,9 +244,11 @@ def to_examine(session: Session) -> list[UUID]:
     return list(session.scalars(query.order_by(Incident.awaits_examination.desc(), Incident.opened_at)))
 
 
-def awaiting_since(session: Session, opened_before: datetime) -> list[Incident]:
-    """Those that await their examination for so long, locked, but for what somebody else has locked."""
-    query = select(Incident).where(Incident.awaits_examination, Incident.opened_at <= opened_before)
+def awaiting_for(session: Session, patience: timedelta, now: datetime) -> list[Incident]:
+    """Those that await their examination for so long, locked, but for what somebody else has locked. So do
+    those opened later than now by as much: the clock was set back, so that it is not known for how long."""
+    is_young = Incident.opened_at.between(now - patience, now + patience)
+    query = select(Incident).where(Incident.awaits_examination, ~is_young)
     return list(session.scalars(query.order_by(Incident.opened_at).with_for_update(skip_locked=True)))
 
 

@@ -197,3 +197,12 @@ def test_sidecars_that_examine_at_the_same_time_tell_it_once(database: Database)
             done.result()
     assert world.told() == [("firing", "critical")]
     assert world.severities() == ["critical"]
+
+
+def test_a_page_does_not_wait_until_a_clock_that_was_set_back_has_caught_up(database: Database) -> None:
+    world = World(database).fallen()
+    opened_at = world.incident()[0].opened_at
+    world.examiner.announce_overdue(opened_at - examination.PATIENCE)
+    assert world.told() == []  # the clocks of two sidecars may differ by seconds
+    world.examiner.announce_overdue(opened_at - timedelta(hours=1))
+    assert world.told() == [("firing", "warning")]
