@@ -82,7 +82,7 @@ def refresh(database: Database, paging: Paging, now: datetime) -> None:
     segments of it are back that a comparison found is asked as well."""
     with database.session(CHORE) as session:
         awaited = stream_costs.awaited(session, now - NEW_FOR, now - MEASURE_NEW_EVERY, limit=_AT_A_TIME)
-        outdated = stream_costs.outdated(session, now - MEASURE_EVERY, limit=_AT_A_TIME)
+        outdated = stream_costs.outdated(session, MEASURE_EVERY, now, limit=_AT_A_TIME)
         waiting = dict.fromkeys(stream.id for stream in [*awaited, *outdated])
     for stream_id in waiting:
         with database.session(CHORE) as session:

@@ -58,7 +58,7 @@ def refresh(
     alarms of one stream, at least. `on_opened`: called after an incident was stored, which awaits its
     examination."""
     with database.session(CHORE) as session:
-        waiting = [stream.id for stream in goodput_watches.due(session, now - LOOK_EVERY, limit=_AT_A_TIME)]
+        waiting = [stream.id for stream in goodput_watches.due(session, LOOK_EVERY, now, limit=_AT_A_TIME)]
     failure: Exception | None = None
     for stream_id in waiting:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 from sqlalchemy import or_, select, text
@@ -20,9 +20,9 @@ MOST_SPANNED: Final = 20_000  # requests that are counted; of more, those in MOS
 MOST_IN_WINDOW: Final = 20  # at most so many of each, where a stream came in bursts
 
 
-def due(session: Session, before: datetime, *, limit: int) -> list[Stream]:
-    """Streams with drafts and traffic since their last look, which was not after `before`; the longest
-    unseen first."""
+def due(session: Session, every: timedelta, now: datetime, *, limit: int) -> list[Stream]:
+    """Streams with drafts and traffic since their last look, `every` so long, and those that a clock which
+    was ahead has looked at; the longest unseen first."""
     query = (
         select(Stream)
         .outerjoin(GoodputWatchRow, GoodputWatchRow.stream_id == Stream.id)
@@ -31,8 +31,9 @@ def due(session: Session, before: datetime, *, limit: int) -> list[Stream]:
             Stream.traffic_arrived_at.is_not(None),
             or_(
                 GoodputWatchRow.looked_at.is_(None),
-                (GoodputWatchRow.looked_at < before)
+                (GoodputWatchRow.looked_at < now - every)
                 & (Stream.traffic_arrived_at > GoodputWatchRow.looked_at),
+                GoodputWatchRow.looked_at > now + every,
             ),
         )
         .order_by(GoodputWatchRow.looked_at.asc().nulls_first(), Stream.id)

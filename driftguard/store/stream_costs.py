@@ -13,9 +13,9 @@ from driftguard.records.documents.cost import Cost
 from driftguard.store.tables import Incident, Stream, StreamCost
 
 
-def outdated(session: Session, before: datetime, *, limit: int) -> list[Stream]:
-    """Streams with drafts of which traffic has arrived since their last measurement, and none since `before`;
-    the longest unmeasured first."""
+def outdated(session: Session, every: timedelta, now: datetime, *, limit: int) -> list[Stream]:
+    """Streams with drafts of which traffic has arrived since their last measurement, `every` so long, and
+    those that a clock which was ahead has measured; the longest unmeasured first."""
     query = (
         select(Stream)
         .outerjoin(StreamCost, StreamCost.stream_id == Stream.id)
@@ -23,7 +23,8 @@ def outdated(session: Session, before: datetime, *, limit: int) -> list[Stream]:
             Stream.method != "none",
             or_(
                 StreamCost.measured_at.is_(None),
-                (StreamCost.measured_at < before) & (Stream.traffic_arrived_at > StreamCost.measured_at),
+                (StreamCost.measured_at < now - every) & (Stream.traffic_arrived_at > StreamCost.measured_at),
+                StreamCost.measured_at > now + every,
             ),
         )
         .order_by(StreamCost.measured_at.asc().nulls_first(), Stream.id)

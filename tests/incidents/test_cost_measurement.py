@@ -222,10 +222,12 @@ def test_a_stream_tells_its_best_k_and_is_measured_again_only_with_new_traffic(
         assert (found.cost.best, found.cost.sure) == (1, True)
         assert "Best now: set K to 1: " in found.text
         late = now + timedelta(hours=1)
-        assert stream_costs.outdated(session, late, limit=10) == []
+        assert stream_costs.outdated(session, timedelta(), late, limit=10) == []
         session.execute(update(Stream).values(traffic_arrived_at=late))
-        assert [stream.id for stream in stream_costs.outdated(session, late, limit=10)] == [found.stream.id]
-        assert stream_costs.outdated(session, now - timedelta(minutes=5), limit=10) == []
+        assert [stream.id for stream in stream_costs.outdated(session, timedelta(), late, limit=10)] == [
+            found.stream.id
+        ]
+        assert stream_costs.outdated(session, timedelta(minutes=5), now, limit=10) == []
         session.execute(update(Stream).values(last_seen_at=late + timedelta(minutes=1)))
         (found,) = [item for item in gather(session, late) if item.stream.method != "none"]
         assert "set K to 1" not in found.text  # more than an hour of traffic was not measured
@@ -253,7 +255,10 @@ def test_what_tells_nothing_is_remembered_as_such(database: Database) -> None:
     with database.session() as session:
         assert session.scalars(select(StreamCost.cost)).all() == [None]
         assert cost_measurement.known(session, stream_ids(session)) == {}
-        assert stream_costs.outdated(session, datetime.now(UTC) + timedelta(hours=1), limit=10) == []
+        assert (
+            stream_costs.outdated(session, timedelta(), datetime.now(UTC) + timedelta(hours=1), limit=10)
+            == []
+        )
 
 
 def test_no_time_however_absurd_and_no_failure_of_the_cost_keeps_an_incident_from_being_stored(
@@ -321,3 +326,13 @@ def test_requests_without_speculation_are_of_the_same_server_and_target(database
             )
             == []
         )
+
+
+def test_what_a_clock_that_was_ahead_has_measured_is_measured_again(database: Database) -> None:
+    """Else an incident that ends by a measurement would not end until then."""
+    send(database, np.random.default_rng(7), GOOD, 0, {4: 50})
+    now = datetime.now(UTC)
+    cost_measurement.refresh(database, NOBODY, now + timedelta(days=30))
+    cost_measurement.refresh(database, NOBODY, now)
+    with database.session() as session:
+        assert session.scalars(select(StreamCost.measured_at)).all() == [now]

@@ -20,7 +20,7 @@ from driftguard.pipeline.look_around import LookAround
 from driftguard.status.gather import gather
 from driftguard.store import goodput_watches, incidents, notifications
 from driftguard.store.database import Database
-from driftguard.store.tables import Incident, IncidentTransition, Stream, StreamCost
+from driftguard.store.tables import GoodputWatchRow, Incident, IncidentTransition, Stream, StreamCost
 from tests.alerting.http_receiver import wait_until
 from tests.cost.goodput_traffic import Machine
 from tests.incidents.test_cost_measurement import records
@@ -457,4 +457,14 @@ def test_the_chore_looks_at_what_has_new_traffic_and_has_new_incidents_examined(
     ((incident, _),) = found(database)
     assert incident.awaits_examination
     with database.session() as session:
-        assert goodput_watches.due(session, now + timedelta(days=1), limit=10) == []
+        assert goodput_watches.due(session, timedelta(), now + timedelta(days=1), limit=10) == []
+
+
+def test_what_a_clock_that_was_ahead_has_looked_at_is_looked_at_again(database: Database) -> None:
+    served = Served(database, 14)
+    store(database, records(served.rng, served.machine.serve(served.rng, 50)))
+    now = datetime.now(UTC)
+    for at in (now + timedelta(days=30), now):
+        goodput.refresh(database, PAGER, at, false_alarm_days=DAYS)
+    with database.session() as session:
+        assert session.scalars(select(GoodputWatchRow.looked_at)).all() == [now]
