@@ -64,7 +64,7 @@ def is_due(runs: Sequence[PastRun], now: datetime, wait: timedelta) -> bool:
     if last.ended_at is None:
         return last.state not in ("rolling_out", "watching", "rolling_back") and not last.lives
     if last.state == "nothing_to_do":
-        return now >= last.ended_at + recheck_after(wait)
+        return _is_over(last.ended_at, recheck_after(wait), now)
     if (
         last.state != "failed"
         or sum(run.state == "failed" and run.has_begun for run in runs) >= MAXIMUM_FAILURES
@@ -72,7 +72,12 @@ def is_due(runs: Sequence[PastRun], now: datetime, wait: timedelta) -> bool:
         return False
     unanswered = sum(1 for _ in takewhile(lambda run: not run.has_begun, runs))
     doublings = min(max(unanswered - 1, 0), 10)
-    return now >= last.ended_at + min(RETRY_FAILED_AFTER * (1 << doublings), LONGEST_RETRY)
+    return _is_over(last.ended_at, min(RETRY_FAILED_AFTER * (1 << doublings), LONGEST_RETRY), now)
+
+
+def _is_over(since: datetime, wait: timedelta, now: datetime) -> bool:
+    """Also where it has not begun yet: the clock was set back meanwhile."""
+    return not since <= now < since + wait
 
 
 def captures_to_score(incident: Incident) -> int:

@@ -53,3 +53,9 @@ def test_a_running_or_watched_draft_is_left_alone_but_a_killed_run_is_not() -> N
     assert not is_due([PastRun("training", None, lives=True)], NOW, WAIT)
     assert not is_due([PastRun("watching", None, lives=False)], NOW, WAIT)
     assert is_due([PastRun("training", None, lives=False)], NOW, WAIT)
+
+
+def test_a_run_that_ended_by_a_clock_which_was_ahead_delays_none() -> None:
+    days_ahead = -2 * 24 * 60
+    assert is_due([ended("nothing_to_do", days_ahead)], NOW, WAIT)
+    assert is_due([ended("failed", days_ahead)], NOW, WAIT)
