@@ -19,6 +19,7 @@ from psycopg.errors import LockNotAvailable
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import OperationalError
 
+from driftguard.records import FUTURE_TOLERANCE
 from driftguard.settings import RetentionSettings
 from driftguard.store.database import MAINTENANCE, Database
 from driftguard.store.partitions import (
@@ -61,6 +62,7 @@ def maintain(database: Database, now: datetime, retention: RetentionSettings) ->
     with _alone(database) as connection:
         if connection is None:
             return Maintenance(created, [], 0, 0)
+        now = _not_ahead(connection, now)
         # First what may hold text: whatever keeps the others from being removed, this goes in time.
         captures = _delete_captures(connection, now - timedelta(days=retention.captures_days))
         unrecorded = _delete_unrecorded(connection, now - timedelta(days=retention.records_days))
@@ -110,6 +112,16 @@ def _alone(database: Database) -> Iterator[Connection | None]:
         finally:
             if not connection.invalidated:
                 connection.execute(text("SELECT pg_advisory_unlock(:key)"), key)
+
+
+def _not_ahead(connection: Connection, now: datetime) -> datetime:
+    """What is removed does not come back: where this clock is ahead of the database's, that one decides."""
+    there: datetime = connection.execute(text("SELECT clock_timestamp()")).scalar_one()
+    if now > there + FUTURE_TOLERANCE:
+        _log.warning(
+            "retention_by_the_clock_of_the_database", ahead_seconds=round((now - there).total_seconds())
+        )
+    return min(now, there)
 
 
 def _complete_detachment(database: Database, table: PartitionedTable) -> bool:

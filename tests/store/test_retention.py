@@ -14,6 +14,7 @@ from unittest.mock import Mock
 import psycopg
 import pytest
 from sqlalchemy import text
+from structlog.testing import capture_logs
 
 from driftguard.errors import DatabaseUnavailable
 from driftguard.store import retention
@@ -273,3 +274,15 @@ def test_one_sidecar_at_a_time_removes(database: Database) -> None:
         assert connection is not None
         assert maintain(database, NOON, RETENTION).dropped == []
     assert len(maintain(database, NOON, RETENTION).dropped) == 2
+
+
+def test_a_clock_that_is_ahead_of_the_databases_removes_nothing_before_its_time(database: Database) -> None:
+    now = datetime.now(UTC)
+    store(database, now, now - timedelta(days=40))
+    day = now.astimezone(UTC).date()
+    with capture_logs() as logs:
+        dropped = maintain(database, now + timedelta(days=60), RETENTION).dropped
+    assert (count(database, "records"), len(dropped)) == (2, 2)
+    assert f"records_{day:%Y%m%d}" in partitions(database)
+    (told,) = [each for each in logs if each["event"] == "retention_by_the_clock_of_the_database"]
+    assert told["ahead_seconds"] == pytest.approx(60 * 86_400, abs=600)
