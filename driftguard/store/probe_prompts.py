@@ -66,7 +66,7 @@ def newest_stream(session: Session, server: str) -> Stream | None:
 
 
 def last_replay(session: Session, stream_id: int, now: datetime) -> datetime | None:
-    """When a canary probe of this stream ended last; without those that a clock which was ahead has stored."""
+    """When a canary probe of this stream ended last; without those that a clock which was ahead stored."""
     return session.scalar(
         select(func.max(Record.ended_at)).where(
             Record.stream_id == stream_id, Record.kind == "probe", Record.ended_at <= now + FUTURE_TOLERANCE
