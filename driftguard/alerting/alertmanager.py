@@ -5,7 +5,8 @@ An alert is re-sent with `endsAt` two minutes ahead while its incident is not re
 if this process dies. Everything that a restart needs is in the incident (id, resolved_at), the severities in
 its history and its notification rows: an incident of one severity always gives the same labels and the same
 startsAt. The severity is a label, so an incident whose severity is raised is another alert, and the previous
-one ends in the same post.
+one ends in the same post. When an alert ends is told by the clock of the peer, which its answers name: by
+that of a sidecar that is behind, each alert would be over as it arrives.
 Source: Alertmanager's OpenAPI v2, POST /api/v2/alerts.
 """
 
@@ -37,6 +38,7 @@ RESEND_SECONDS: Final = 30.0
 ENDS_AHEAD: Final = timedelta(minutes=2)
 REPEAT_RESOLUTION_FOR: Final = timedelta(minutes=15)
 LOOK_SECONDS: Final = 1.0
+CLOCKS_DIFFER: Final = timedelta(seconds=30)  # by more than that
 
 log = structlog.get_logger(__name__)
 
@@ -58,9 +60,10 @@ def alerts(
     places: Places,
     labels: Mapping[str, str],
     now: datetime,
+    ahead: timedelta,
 ) -> Iterator[Alert]:
     """The alerts of one incident at this moment: one of its severity, and one of each severity that it had
-    recently."""
+    recently. `ahead`: of this clock, that of the peer."""
     ends = [since for _, since in severities[1:]]
     for (severity, since), raised_at in zip(severities, [*ends, None], strict=True):
         if severity == "info" or (raised_at is not None and raised_at < now - REPEAT_RESOLUTION_FOR):
@@ -69,7 +72,8 @@ def alerts(
         # A clock that was ahead may have ended it: until then it would fire on.
         over_at = min(ended_at, now) if (ended_at := raised_at or incident.resolved_at) else None
         # Or have opened it. Alertmanager refuses what ends before it starts.
-        starts_at, ends_at = min(since, over_at or now), over_at or now + ENDS_AHEAD
+        starts_at = min(since, (over_at or now) + ahead)
+        ends_at = (over_at or now + ENDS_AHEAD) + ahead
         body = _body(incident, stream, severity, places, starts_at, ends_at)
         body["labels"] = {**labels, **body["labels"]}
         yield Alert(incident.id, event, severity, body)
@@ -117,6 +121,7 @@ class Alertmanager:
         self._next_round = 0.0  # monotonic seconds
         self._is_stored = True  # the outcome of the last round; until it is, what was offered still seems new
         self._failures = 0  # in a row
+        self._ahead = timedelta()  # of this clock, that of the peer, as it told last
 
     def deliver(self) -> float:
         """Sends a round when it is due, or at once when there is something new. Returns the seconds to
@@ -138,8 +143,11 @@ class Alertmanager:
         sent = self._alerts(now)
         if not sent:
             return None
-        failure = self._post(sent)
+        ahead, failure = self._ahead, self._post(sent)
         self._next_round, self._is_stored = time.monotonic() + RESEND_SECONDS, False
+        if self._ahead != ahead:
+            sent = self._alerts(now)
+            failure = self._post(sent)
         self._record(sent, now, failure)
         self._is_stored = True
         return failure
@@ -156,14 +164,28 @@ class Alertmanager:
             return [
                 item
                 for incident, stream in found
-                for item in alerts(incident, stream, severities[incident.id], self._places, self._labels, now)
+                for item in alerts(
+                    incident, stream, severities[incident.id], self._places, self._labels, now, self._ahead
+                )
             ]
 
     def _post(self, sent: Sequence[Alert]) -> Failure | None:
         try:
-            return failure_of(post(self._url, [item.body for item in sent], {}))
+            answer = post(self._url, [item.body for item in sent], {})
         except NotAnswered as error:
             return Failure("away", str(error))
+        if answer.is_success and answer.date is not None:
+            self._compare_clocks(answer.date - datetime.now(UTC))
+        return failure_of(answer)
+
+    def _compare_clocks(self, ahead: timedelta) -> None:
+        if abs(ahead - self._ahead) > CLOCKS_DIFFER:
+            self._ahead = ahead if abs(ahead) > CLOCKS_DIFFER else timedelta()
+            log.warning(
+                "alertmanager has another clock",
+                peer=shown(self.name),
+                ahead_seconds=round(self._ahead.total_seconds()),
+            )
 
     def _record(self, sent: Sequence[Alert], now: datetime, failure: Failure | None) -> None:
         error = None if failure is None else failure.reason

@@ -11,7 +11,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import cache
@@ -34,12 +34,14 @@ class NotAnswered(Exception):
 @dataclass(frozen=True, slots=True)
 class Answer:
     """`text`: the first MAX_ANSWER_BYTES of its body, or as much as arrived before the deadline, without the
-    secrets of the request. `problem`: why the body is incomplete or unreadable."""
+    secrets of the request. `problem`: why the body is incomplete or unreadable. `date`: by the clock of who
+    answers, where it tells."""
 
     status: int
     text: str = ""
     problem: str | None = None
     retry_after_seconds: float | None = None
+    date: datetime | None = field(default=None, compare=False)
 
     @property
     def is_success(self) -> bool:
@@ -80,7 +82,7 @@ async def _exchange(
                 request = client.build_request("POST", url, content=body, headers=headers)
                 answer = await client.send(request, stream=True)
             try:
-                return await _read(answer, deadline, secrets)
+                return replace(await _read(answer, deadline, secrets), date=_date(answer.headers))
             finally:
                 await answer.aclose()
     except TimeoutError:
@@ -119,6 +121,14 @@ async def _read(answer: httpx.Response, deadline: float, secrets: Secrets) -> An
 def _leads_to(answer: httpx.Response) -> str:
     location = answer.headers["location"]
     return address(location) if "://" in location else "another path of the same server"
+
+
+def _date(headers: httpx.Headers) -> datetime | None:
+    try:
+        told = parsedate_to_datetime(headers.get("date", ""))
+    except (ValueError, OverflowError):
+        return None
+    return told.astimezone(UTC)
 
 
 def _retry_after_seconds(headers: httpx.Headers) -> float | None:

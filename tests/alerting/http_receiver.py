@@ -27,11 +27,12 @@ class Received:
 @dataclass(slots=True)
 class Receiver:
     """`status`: the status of its answers from now on. They have no body; with `garbled` they have one that
-    does not match its header."""
+    does not match its header. `ahead_seconds`: of its clock, by its Date header."""
 
     url: str
     status: int = 200
     garbled: bool = False
+    ahead_seconds: float = 0.0
     received: list[Received] = field(default_factory=list)
 
     def taken(self) -> list[Received]:
@@ -53,6 +54,9 @@ def http_receiver(port: int = 0) -> Iterator[Receiver]:
             self.send_header("content-length", str(len(answer)))
             self.end_headers()
             self.wfile.write(answer)
+
+        def date_time_string(self, timestamp: float | None = None) -> str:
+            return super().date_time_string((timestamp or time.time()) + receiver.ahead_seconds)
 
         def log_message(self, *args: object) -> None:
             pass

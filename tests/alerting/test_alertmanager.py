@@ -199,6 +199,28 @@ def test_what_a_clock_that_was_ahead_has_ended_does_not_fire_on_until_then(datab
     assert (alert["startsAt"], alert["endsAt"]) == ("2026-03-01T12:00:00+00:00", "2026-03-01T12:05:00+00:00")
 
 
+@pytest.mark.parametrize("ahead", [timedelta(hours=1), -timedelta(hours=1)])
+def test_an_alert_ends_in_time_by_the_clock_of_its_peer(database: Database, ahead: timedelta) -> None:
+    """Where the sidecar's clock was set back, each alert would be over as it arrives: no page."""
+    with http_receiver() as receiver:
+        receiver.ahead_seconds = ahead.total_seconds()
+        incident_id = add_incident(database, alertmanagers([peer(receiver)]))
+        sender = sink(database, peer(receiver))
+        for _ in range(2):
+            assert sender.send(datetime.now(UTC)) is None
+        resolve(database, incident_id)
+        assert sender.send(datetime.now(UTC)) is None
+    fires, lasts = (
+        {name: datetime.fromisoformat(item.body[0][name]) - item.at for name in ("startsAt", "endsAt")}
+        for item in receiver.received[-2:]
+    )
+    assert len(receiver.received) == 4  # the first again, as the answer told the peer's time
+    some = timedelta(seconds=20)
+    assert abs(fires["endsAt"] - ahead - timedelta(minutes=2)) < some
+    assert abs(lasts["endsAt"] - ahead) < some
+    assert all(told["startsAt"] <= told["endsAt"] for told in (fires, lasts))
+
+
 @needs_alertmanager
 def test_the_real_alertmanager_pages_once_and_resolves_once_over_a_restart(
     database: Database, tmp_path: Path
