@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 from fastapi import Request
 from fastapi.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
 
 from driftguard.api.problems import MalformedBody, UnsupportedEncoding
 from driftguard.api.room import WaitingRoom
@@ -86,9 +87,12 @@ class Bodies:
 
 
 async def _receive(parts: bytearray, stream: AsyncIterator[bytes], until: int, max_bytes: int) -> None:
-    """Reads until there are more than `until` bytes, or the body ends. Raises TooLarge."""
+    """Reads until there are more than `until` bytes, or the body ends. Raises TooLarge, MalformedBody."""
     while len(parts) <= until:
-        part = await anext(stream, None)
+        try:
+            part = await anext(stream, None)
+        except ClientDisconnect:
+            raise MalformedBody("the client closed the connection before its body had arrived") from None
         if part is None:
             return
         parts += part

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 from collections.abc import Iterator
@@ -11,8 +12,11 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import Request
 from sqlalchemy import text
 
+from driftguard.api.problems import MalformedBody
+from driftguard.api.request_body import Bodies
 from driftguard.records import AcceptanceRecord, encode_record
 from driftguard.settings import IngestSettings, Settings
 from driftguard.store.database import Database
@@ -253,3 +257,21 @@ def test_unknown_paths_and_methods_are_problems_too(refusing_client: httpx.Clien
     for answer in (missing, wrong):
         assert answer.headers["content-type"] == "application/problem+json"
         assert answer.json()["status"] == answer.status_code
+
+
+def test_a_sender_that_gives_up_before_its_body_has_arrived_is_no_unexpected_error() -> None:
+    """As each does that waited for a sidecar which was suspended."""
+    arriving: list[dict[str, Any]] = [
+        {"type": "http.request", "body": b'{"record_id"', "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+
+    async def receive() -> dict[str, Any]:
+        return arriving.pop(0)
+
+    async def read() -> None:
+        async with Bodies().read(Request({"type": "http", "headers": []}, receive), max_bytes=99, growth=1):
+            raise AssertionError("half a body was read")
+
+    with pytest.raises(MalformedBody, match="closed the connection before its body had arrived"):
+        asyncio.run(read())
