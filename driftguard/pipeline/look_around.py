@@ -19,7 +19,7 @@ from driftguard.status import gather, gauges
 from driftguard.status.fold_watch import FoldWatch
 from driftguard.status.usual_silence import UsualSilences
 from driftguard.status.verdict import Standing, standings
-from driftguard.store import folding, incidents, status_queries
+from driftguard.store import folding, incidents, status_queries, streams
 from driftguard.store.database import CHECK, CHORE, Database
 
 LOOK_SECONDS: Final = 5.0  # from the end of a look to the next one, unless something was found before
@@ -97,6 +97,9 @@ class LookAround:
             shown = gather.describe(session, now, gauges.chosen(every, self._metrics.max_streams))
             gauges.refresh(session, self._metrics, every, shown, self._destinations, now)
         with self._database.session(CHORE) as session:
+            if streams.are_ahead((item.stream for item in every), now):
+                log.warning("streams were heard later than now: the clock was set back")
+                streams.move_back(session, now)
             _close_replaced(session, every, now)
 
     def _show_lag(self) -> None:

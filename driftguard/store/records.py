@@ -10,7 +10,7 @@ from typing import Any
 from psycopg import Connection as PsycopgConnection
 from sqlalchemy.orm import Session
 
-from driftguard.records import FUTURE_TOLERANCE, AcceptanceRecord, StreamKey
+from driftguard.records import AcceptanceRecord, StreamKey
 from driftguard.records.positions import POSITIONS_SUMMED
 from driftguard.store.partitions import ensure_days, take_ingest_lock
 from driftguard.store.rollup_tiers import DRAFTED_THERE
@@ -142,22 +142,15 @@ SELECT batch, stream_id, count(*), count(*) FILTER (WHERE in_other), max(ended_a
 FROM fresh GROUP BY batch, stream_id
 """  # noqa: S608 (constants only)
 
-
-def _newest_of(name: str) -> str:
-    """What ends later than any record that is taken was stored by a clock that was ahead, and counts no more.
-    greatest() passes over nulls: a batch of canary probes alone brings no traffic."""
-    believed = f"CASE WHEN {name} <= %(latest)s THEN {name} END"
-    return f"{name} = coalesce(greatest({believed}, %({name})s), {name})"
-
-
-_TOUCH_STREAM = f"""
+# greatest() passes over nulls: a batch of canary probes alone brings no traffic.
+_TOUCH_STREAM = """
 UPDATE streams SET
-    {_newest_of("last_seen_at")},
+    last_seen_at = greatest(last_seen_at, %(last_seen_at)s),
     records_in_other = records_in_other + %(in_other)s,
-    {_newest_of("traffic_arrived_at")},
-    {_newest_of("traffic_ended_at")}
+    traffic_arrived_at = greatest(traffic_arrived_at, %(traffic_arrived_at)s),
+    traffic_ended_at = greatest(traffic_ended_at, %(traffic_ended_at)s)
 WHERE id = %(stream_id)s
-"""  # noqa: S608 (constants only)
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +222,6 @@ def _store(
         touched.append(
             {
                 "stream_id": stream_id,
-                "latest": now + FUTURE_TOLERANCE,
                 "last_seen_at": last_seen_at,
                 "in_other": in_other,
                 "traffic_arrived_at": None if traffic_ended_at is None else now,

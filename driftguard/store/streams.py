@@ -11,7 +11,13 @@ from typing import Final, Literal
 from sqlalchemy import ARRAY, Text, exists, func, insert, literal, select, tuple_, update
 from sqlalchemy.orm import Session
 
-from driftguard.records import MAX_SEGMENTS_PER_STREAM, OTHER_SEGMENT, AcceptanceRecord, StreamKey
+from driftguard.records import (
+    FUTURE_TOLERANCE,
+    MAX_SEGMENTS_PER_STREAM,
+    OTHER_SEGMENT,
+    AcceptanceRecord,
+    StreamKey,
+)
 from driftguard.store.tables import Segment, Stream
 
 RelearningReason = Literal["other_version", "damaged"]
@@ -174,6 +180,22 @@ _ROW: Final = tuple(getattr(Stream, field.name) for field in fields(StreamRow))
 
 def all_streams(session: Session) -> list[StreamRow]:
     return [StreamRow(*row) for row in session.execute(select(*_ROW).order_by(Stream.id))]
+
+
+def are_ahead(known: Iterable[StreamRow], now: datetime) -> bool:
+    """Whether one was heard later than now: by a clock that was ahead, or has been set back since."""
+    times = ((row.last_seen_at, row.traffic_arrived_at, row.traffic_ended_at) for row in known)
+    return any(at > now + FUTURE_TOLERANCE for row in times for at in row if at is not None)
+
+
+def move_back(session: Session, now: datetime) -> None:
+    """Those that were heard later than now: the newest of them now, each other one as long before it as it
+    was. Else a server would seem to send until then, and its draft to be newer than the one after it."""
+    for column in (Stream.last_seen_at, Stream.traffic_arrived_at, Stream.traffic_ended_at):
+        newest = session.scalar(select(func.max(column)))
+        if newest is not None and newest > now + FUTURE_TOLERANCE:
+            ahead = update(Stream).where(column > now + FUTURE_TOLERANCE)
+            session.execute(ahead.values({column: column - (newest - now)}))
 
 
 def of_server(session: Session, server: str, target: str | None = None) -> list[StreamRow]:

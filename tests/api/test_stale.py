@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from sqlalchemy import delete, update
+from structlog.testing import capture_logs
 
 from driftguard.detection import DetectorConfig
 from driftguard.metrics import Metrics
@@ -176,3 +177,33 @@ def test_the_api_and_the_page_say_it(database: Database, tmp_path: Path) -> None
         assert (stream["verdict"], stream["in_service"]) == ("stale", True)
         assert datetime.fromisoformat(stream["since"]) == an_hour_ago
         assert stream["text"] in text_of(client.get("/").text)
+
+
+def test_a_server_that_a_clock_which_was_ahead_has_heard_is_stale_in_time_and_its_next_draft_in_service(
+    database: Database,
+) -> None:
+    traffic = Traffic(seed=97)
+    now = traffic.clock
+    traffic.clock += timedelta(days=30)
+    arrive(database, traffic, traffic.draw(300, GOOD))
+    with capture_logs() as logs:
+        LookAround(database, Metrics()).look(now)
+    assert [each["event"] for each in logs] == ["streams were heard later than now: the clock was set back"]
+    (silent,) = statuses(database, now + timedelta(minutes=6))
+    assert (silent.verdict, silent.since) == ("stale", now)
+    traffic.clock = now + timedelta(minutes=20)
+    arrive(database, traffic, traffic.draw(300, GOOD, draft_version="v2"))
+    found = {item.stream.draft_version: item.verdict for item in statuses(database, traffic.clock)}
+    assert found == {"v1": "replaced", "v2": "insufficient_data"}
+
+
+def test_a_clock_that_is_set_back_changes_nothing_in_which_draft_is_in_service(database: Database) -> None:
+    traffic = Traffic(seed=98)
+    for version in ("v1", "v2"):
+        arrive(database, traffic, traffic.draw(300, GOOD, draft_version=version))
+        traffic.clock += timedelta(days=1)
+    traffic.clock -= timedelta(days=3)
+    LookAround(database, Metrics()).look(traffic.clock)
+    arrive(database, traffic, traffic.draw(30, GOOD, draft_version="v2"))
+    found = {item.stream.draft_version: item.verdict for item in statuses(database, traffic.clock)}
+    assert found == {"v1": "replaced", "v2": "insufficient_data"}

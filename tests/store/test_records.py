@@ -295,20 +295,3 @@ def _buckets_from_records(session: Session) -> dict[tuple[object, ...], list[int
         if row.drafted:
             counts[min(row.accepted * 20 // row.drafted, 19)] += 1
     return buckets
-
-
-def test_a_clock_that_was_a_month_ahead_is_not_believed_once_it_is_right_again(database: Database) -> None:
-    """Else its server would seem to send for a month, however long it is silent."""
-    now = datetime.now(UTC)
-
-    def arrive(seed: int, at: datetime) -> None:
-        with database.session() as session:
-            insert_batches(session, [make_records(1, seed=seed, ended_at=at)], StreamRegistry(), at)
-
-    moments = (now, now + timedelta(days=30), now + timedelta(seconds=2), now - timedelta(seconds=3))
-    for seed, at in enumerate(moments):
-        arrive(seed, at)
-    with database.session() as session:
-        (stream,) = all_streams(session)
-    newest = now + timedelta(seconds=2)
-    assert (stream.last_seen_at, stream.traffic_ended_at, stream.traffic_arrived_at) == (newest,) * 3
