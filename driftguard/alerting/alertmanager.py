@@ -69,8 +69,9 @@ def alerts(
         if severity == "info" or (raised_at is not None and raised_at < now - REPEAT_RESOLUTION_FOR):
             continue
         event = "raised" if raised_at else "resolved" if incident.state == "resolved" else "firing"
-        # A clock that was ahead may have ended it: until then it would fire on.
-        over_at = min(ended_at, now) if (ended_at := raised_at or incident.resolved_at) else None
+        over_at = raised_at or incident.resolved_at
+        if over_at is not None and over_at > now:  # by a clock that was ahead: until then it would fire on
+            over_at = now - CLOCKS_DIFFER
         # Or have opened it. Alertmanager refuses what ends before it starts.
         starts_at = min(since, (over_at or now) + ahead)
         ends_at = (over_at or now + ENDS_AHEAD) + ahead
