@@ -11,6 +11,7 @@ import psycopg
 import pytest
 from structlog.testing import capture_logs
 
+from driftguard import app
 from driftguard.app import Sidecar
 from driftguard.errors import DatabaseUnavailable
 from driftguard.settings import Settings
@@ -62,3 +63,18 @@ def test_workers_that_wait_for_the_database_say_so_in_one_line(
     assert "exc_info" not in line
     failures = sidecar.metrics.registry.get_sample_value("driftguard_loop_failures_total", {"loop": "jobs"})
     assert failures == 0
+
+
+def test_partitions_are_maintained_soon_after_the_machine_was_suspended(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once it has slept for three hours, the alert on this chore would fire for up to an hour."""
+    sidecar = Sidecar(Settings(data_dir=tmp_path), database, "http://sidecar")
+    since_boot = iter([100.0, 102.0, 8 * 3_600.0, 8 * 3_600.0 + 2.0])
+    stops = iter([False] * 4 + [True])
+    maintained = []
+    monkeypatch.setattr(app, "_seconds_since_boot", lambda: next(since_boot), raising=False)
+    monkeypatch.setattr(sidecar._stopping, "wait", lambda _: next(stops))
+    monkeypatch.setattr(sidecar, "_maintain", lambda: maintained.append(True))
+    sidecar._do_chores()
+    assert len(maintained) == 2

@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
@@ -247,16 +248,15 @@ class Sidecar:
         """The recurring chores: partitions and retention every hour, the rest every few seconds."""
         for chore in CHORES:
             self.metrics.loops.chore_last_success.labels(chore).set_to_current_time()
-        since_maintenance = MAINTENANCE_SECONDS  # run at once: the last may have been interrupted
+        maintained_at = -MAINTENANCE_SECONDS  # run at once: the last may have been interrupted
         while not self._stopping.wait(DUE_SECONDS):
             self._attempt("diagnose", self._diagnose)
             self._attempt("measure_costs", self._measure_costs)
             self._attempt("watch_goodput", self._watch_goodput)
             self._attempt("defer_retraining", lambda: self._retraining.defer_due(self._deferring))
             self._attempt("look_at_exports", lambda: self.pushed.look(datetime.now(UTC)))
-            since_maintenance += DUE_SECONDS
-            if since_maintenance >= MAINTENANCE_SECONDS:
-                since_maintenance = 0.0
+            if (now := _seconds_since_boot()) - maintained_at >= MAINTENANCE_SECONDS:
+                maintained_at = now
                 self._attempt("maintain", self._maintain)
 
     def _drift_found(self) -> None:
@@ -295,6 +295,12 @@ class Sidecar:
         done = retention.maintain(self.database, datetime.now(UTC), self.settings.retention)
         if done.created or done.dropped:
             log.info("partitions maintained", created=len(done.created), dropped=len(done.dropped))
+
+
+def _seconds_since_boot() -> float:
+    """Also those for which the machine was suspended, where that can be told; a clock that is set does not
+    count."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if sys.platform == "linux" else time.monotonic()
 
 
 async def _work_on(app: procrastinate.App, queue: str) -> None:
