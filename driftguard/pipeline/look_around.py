@@ -25,6 +25,7 @@ from driftguard.store.database import CHECK, CHORE, Database
 LOOK_SECONDS: Final = 5.0  # from the end of a look to the next one, unless something was found before
 SHARE: Final = 0.025  # of a core, that looks take where nothing happens
 LONGEST_PAUSE_SECONDS: Final = 30.0
+MOVED_LOG_SECONDS: Final = 600.0  # between two lines that streams were moved back
 REPLACED_AFTER: Final = timedelta(minutes=15)  # of silence, while another draft serves in its place
 _LEARNING: Final = ("insufficient_data", "relearning")
 LOOP: Final = "look_around"
@@ -48,6 +49,7 @@ class LookAround:
         self._destinations = tuple(destinations)
         self._watch = watch or FoldWatch()
         self._usual = usual or UsualSilences()
+        self._moved_untold_until = 0.0  # monotonic seconds
         self._due = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="look around", daemon=True)
@@ -97,10 +99,15 @@ class LookAround:
             shown = gather.describe(session, now, gauges.chosen(every, self._metrics.max_streams))
             gauges.refresh(session, self._metrics, every, shown, self._destinations, now)
         with self._database.session(CHORE) as session:
-            if streams.are_ahead((item.stream for item in every), now):
-                log.warning("streams were heard later than now: the clock was set back")
-                streams.move_back(session, now)
+            if streams.are_ahead((item.stream for item in every), now) and streams.move_back(session, now):
+                self._tell_moved()
             _close_replaced(session, every, now)
+
+    def _tell_moved(self) -> None:
+        """Not at every look, as where another sidecar of this database has a clock that is ahead."""
+        if time.monotonic() >= self._moved_untold_until:
+            self._moved_untold_until = time.monotonic() + MOVED_LOG_SECONDS
+            log.warning("streams were heard later than now: the clock was set back")
 
     def _show_lag(self) -> None:
         """First and alone: it must be right above all when something else fails. What cannot be measured is

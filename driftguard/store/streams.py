@@ -188,14 +188,19 @@ def are_ahead(known: Iterable[StreamRow], now: datetime) -> bool:
     return any(at > now + FUTURE_TOLERANCE for row in times for at in row if at is not None)
 
 
-def move_back(session: Session, now: datetime) -> None:
-    """Those that were heard later than now: the newest of them now, each other one as long before it as it
-    was. Else a server would seem to send until then, and its draft to be newer than the one after it."""
+def move_back(session: Session, now: datetime) -> bool:
+    """Those that were heard later than now, also by the clock of the database: this one may be behind. The
+    newest of them now, each other one as long before it as it was. Else a server would seem to send until
+    then, and its draft to be newer than the one after it. Returns whether there were any."""
+    now = max(now, session.execute(select(func.clock_timestamp())).scalar_one())
+    is_any = False
     for column in (Stream.last_seen_at, Stream.traffic_arrived_at, Stream.traffic_ended_at):
         newest = session.scalar(select(func.max(column)))
         if newest is not None and newest > now + FUTURE_TOLERANCE:
             ahead = update(Stream).where(column > now + FUTURE_TOLERANCE)
             session.execute(ahead.values({column: column - (newest - now)}))
+            is_any = True
+    return is_any
 
 
 def of_server(session: Session, server: str, target: str | None = None) -> list[StreamRow]:
