@@ -62,7 +62,9 @@ def maintain(database: Database, now: datetime, retention: RetentionSettings) ->
     with _alone(database) as connection:
         if connection is None:
             return Maintenance(created, [], 0, 0)
-        now = _not_ahead(connection, now)
+        there: datetime = connection.execute(text("SELECT clock_timestamp()")).scalar_one()
+        _date_back_captures(connection, max(now, there))
+        now = _not_ahead(now, there)
         # First what may hold text: whatever keeps the others from being removed, this goes in time.
         captures = _delete_captures(connection, now - timedelta(days=retention.captures_days))
         unrecorded = _delete_unrecorded(connection, now - timedelta(days=retention.records_days))
@@ -114,9 +116,14 @@ def _alone(database: Database) -> Iterator[Connection | None]:
                 connection.execute(text("SELECT pg_advisory_unlock(:key)"), key)
 
 
-def _not_ahead(connection: Connection, now: datetime) -> datetime:
+def _date_back_captures(connection: Connection, now: datetime) -> None:
+    """Those that a clock which was ahead has dated would be kept for longer than is promised."""
+    later = text("UPDATE captures SET captured_at = :now WHERE captured_at > :latest")
+    connection.execute(later, {"now": now, "latest": now + FUTURE_TOLERANCE})
+
+
+def _not_ahead(now: datetime, there: datetime) -> datetime:
     """What is removed does not come back: where this clock is ahead of the database's, that one decides."""
-    there: datetime = connection.execute(text("SELECT clock_timestamp()")).scalar_one()
     if now > there + FUTURE_TOLERANCE:
         _log.warning(
             "retention_by_the_clock_of_the_database", ahead_seconds=round((now - there).total_seconds())

@@ -122,6 +122,24 @@ def test_captures_past_retention_are_deleted_in_batches_whatever_keeps_the_rest(
     assert count(database, "captures") == 2
 
 
+def test_captures_of_a_clock_that_was_ahead_are_kept_no_longer_than_others(database: Database) -> None:
+    """They may hold text: captures_days is a promise."""
+    now = datetime.now(UTC)
+    insert = text(
+        "INSERT INTO captures (record_id, server, target, draft_version, segment, captured_at, "
+        "prompt_token_ids, output_token_ids) "
+        "VALUES (gen_random_uuid(), 's', 't', 'v', 'c', :at, '{1}', '{2}')"
+    )
+    with database.session() as session:
+        session.execute(insert, {"at": now + timedelta(days=30)})
+        session.execute(insert, {"at": now - timedelta(days=1)})
+    maintain(database, now, RETENTION)
+    with database.session() as session:
+        oldest, newest = session.scalars(text("SELECT captured_at FROM captures ORDER BY captured_at"))
+    assert oldest == now - timedelta(days=1)
+    assert now <= newest < now + timedelta(minutes=5)
+
+
 def test_counts_of_unrecorded_requests_are_kept_as_long_as_records(database: Database) -> None:
     with database.session() as session:
         for days in (31, 29):
