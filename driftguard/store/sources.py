@@ -112,8 +112,13 @@ def _row(state: SourceState) -> dict[str, Any]:
 
 def look_at_pushed(session: Session, url: str, now: datetime) -> list[Source]:
     """The servers with this `url` in place of an address: stale where no export came for three intervals;
-    those long forgotten are removed."""
+    those long forgotten are removed. What a clock that was ahead has noted counts as noted now."""
     pushed = Source.url == url
+    session.execute(
+        update(Source)
+        .where(pushed, Source.scraped_at > now + LATELY)
+        .values(scraped_at=now, answered_at=case((Source.answered_at > now, now), else_=Source.answered_at))
+    )
     session.execute(delete(Source).where(pushed, Source.scraped_at < now - FORGOTTEN_AFTER))
     patience = func.greatest(
         func.make_interval(0, 0, 0, 0, 0, 0, STALE_INTERVALS * Source.interval_seconds), LATELY
