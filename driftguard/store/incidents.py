@@ -247,8 +247,8 @@ def to_examine(session: Session) -> list[UUID]:
 def awaiting_for(session: Session, patience: timedelta, now: datetime) -> list[Incident]:
     """Those that await their examination for so long, locked, but for what somebody else has locked. So do
     those opened later than now by as much: the clock was set back, so that it is not known for how long."""
-    is_young = Incident.opened_at.between(now - patience, now + patience)
-    query = select(Incident).where(Incident.awaits_examination, ~is_young)
+    is_over = or_(Incident.opened_at <= now - patience, Incident.opened_at > now + patience)
+    query = select(Incident).where(Incident.awaits_examination, is_over)
     return list(session.scalars(query.order_by(Incident.opened_at).with_for_update(skip_locked=True)))
 
 
