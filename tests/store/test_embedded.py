@@ -114,6 +114,23 @@ def test_everything_killed_and_the_number_given_to_another_program(data_dir: Pat
         assert run_sql(url, "SELECT 1") == (1,)
 
 
+def test_children_of_a_killed_server_that_do_not_end_are_ended(data_dir: Path) -> None:
+    """As do those that wait for a lock which another one held as it crashed."""
+    killed = hold(data_dir)
+    pid = postmaster(data_dir)
+    assert pid is not None
+    server = psutil.Process(pid)
+    (child,) = [one for one in server.children() if "walwriter" in one.cmdline()[0]]
+    child.suspend()
+    killed.kill()
+    killed.communicate()
+    server.kill()
+    server.wait(30)
+    with start_embedded(data_dir) as url:
+        assert run_sql(url, "SELECT 1") == (1,)
+    assert not child.is_running()
+
+
 def test_a_configured_url_needs_no_embedded_server(data_dir: Path) -> None:
     settings = Settings(database_url="postgresql://h/d", data_dir=data_dir)
     with database_url(settings) as url:
