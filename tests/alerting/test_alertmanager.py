@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from uuid import UUID
 
 import pytest
 from sqlalchemy import select
 
+from driftguard.alerting import alertmanager
 from driftguard.alerting.alertmanager import Alertmanager
 from driftguard.alerting.destination import alertmanagers
 from driftguard.alerting.places import Places
@@ -265,6 +266,30 @@ def test_the_real_alertmanager_takes_what_a_clock_that_was_ahead_has_opened(
         wait_until(lambda: [each.body["status"] for each in receiver.received] == ["firing"], "the page")
         resolve(database, ahead)
         assert sink(database, url).send(datetime.now(UTC)) is None
+        told = ["firing", "resolved"]
+        wait_until(lambda: [each.body["status"] for each in receiver.received] == told, "the resolution")
+
+
+@needs_alertmanager
+def test_the_real_alertmanager_pages_where_the_clock_of_the_sidecar_is_behind(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes an alert that is over as it arrives, with 200, and tells nobody."""
+
+    class Behind(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+            return datetime.now(tz) - timedelta(hours=1)
+
+    monkeypatch.setattr(alertmanager, "datetime", Behind)
+    with http_receiver() as receiver, running_alertmanager(tmp_path, config(receiver.url)) as url:
+        incident_id = add_incident(database, alertmanagers([url]), opened_at=Behind.now(UTC))
+        sender = sink(database, url)
+        assert sender.send(Behind.now(UTC)) is None
+        wait_until(lambda: [each.body["status"] for each in receiver.received] == ["firing"], "the page")
+        with database.session() as session:
+            incidents.move(session, incident_id, "resolved", "acceptance is back", Behind.now(UTC))
+        assert sender.send(Behind.now(UTC)) is None
         told = ["firing", "resolved"]
         wait_until(lambda: [each.body["status"] for each in receiver.received] == told, "the resolution")
 
