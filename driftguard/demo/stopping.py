@@ -38,9 +38,10 @@ class Stops:
             raise Stopped(number)
 
     def end(self) -> None:
-        """From now on signals do nothing, as all is being ended anyway."""
-        if self._number is None:
-            self._number = 0
+        """From now on signals do nothing, as all is being ended anyway. Ignored by the system: a function of
+        Python is forgotten before the process is over, and one that came then would change its exit code."""
+        for number in ENDING:
+            signal.signal(number, signal.SIG_IGN)
 
     @contextmanager
     def held(self) -> Iterator[None]:

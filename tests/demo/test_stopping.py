@@ -6,6 +6,8 @@ import asyncio
 import io
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -35,6 +37,23 @@ def test_a_signal_ends_requests_also_where_it_interrupts_a_callback() -> None:
     with pytest.raises(Stopped) as stopped:
         asyncio.run(requests())
     assert stopped.value.number == signal.SIGINT
+
+
+LATE = """
+import os, signal
+from driftguard.demo.stopping import Stops
+
+class Late:
+    def __del__(self, kill=os.kill, own=os.getpid(), number=signal.SIGTERM):
+        kill(own, number)
+
+late = Late()  # lives until the modules are torn down
+Stops().end()
+"""
+
+
+def test_a_signal_in_the_last_moment_of_the_process_changes_no_exit_code() -> None:
+    assert subprocess.run([sys.executable, "-c", LATE], check=False).returncode == 0
 
 
 def test_what_a_stage_tells_is_shown_as_it_is() -> None:
