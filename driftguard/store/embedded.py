@@ -169,8 +169,8 @@ def _end_orphans(pgdata: Path) -> None:
     orphans = [process for process in psutil.process_iter() if _is_child_of_server(process, pgdata)]
     _, left = psutil.wait_procs(orphans, timeout=ORPHANS_END_SECONDS)
     for process in left:
-        _log.warning("embedded_database_orphan", pid=process.pid, process=process.name())
         with suppress(psutil.Error):
+            _log.warning("embedded_database_orphan", pid=process.pid, process=process.name())
             process.send_signal(signal.SIGQUIT)
     _, left = psutil.wait_procs(left, timeout=ORPHANS_END_SECONDS)
     for process in left:
