@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from driftguard.outgoing.posting import Answer
+from driftguard.store.notifications import LONGEST_WAIT
 
 Kind = Literal["away", "misplaced", "refused"]
 
@@ -20,7 +21,7 @@ _AWAY: Final = frozenset({408, 425, 429})  # and every 5xx
 _WAITS: Final[dict[Kind, tuple[float, float]]] = {
     "away": (1.0, 60.0),
     "misplaced": (5.0, 120.0),
-    "refused": (30.0, 3_600.0),
+    "refused": (30.0, LONGEST_WAIT.total_seconds()),
 }
 _LONGEST_ASKED_SECONDS: Final = 120.0  # a longer Retry-After would delay a page too much
 _MAX_REASON: Final = 300  # characters
