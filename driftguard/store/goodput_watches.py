@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
-from sqlalchemy import or_, select, text
+from sqlalchemy import select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from driftguard.cost.goodput import Numbered
 from driftguard.records.documents.goodput import GoodputWatch
 from driftguard.store.examination_evidence import LOOK_BACK, timed
+from driftguard.store.streams import is_to_be_seen_again
 from driftguard.store.tables import GoodputWatchRow, Stream
 
 MOST_READ: Final = 5_000  # requests in one look, or a few more; of more, evenly spaced ones are read
@@ -29,12 +30,7 @@ def due(session: Session, every: timedelta, now: datetime, *, limit: int) -> lis
         .where(
             Stream.method != "none",
             Stream.traffic_arrived_at.is_not(None),
-            or_(
-                GoodputWatchRow.looked_at.is_(None),
-                (GoodputWatchRow.looked_at < now - every)
-                & (Stream.traffic_arrived_at > GoodputWatchRow.looked_at),
-                GoodputWatchRow.looked_at > now + every,
-            ),
+            is_to_be_seen_again(GoodputWatchRow.looked_at, every, now),
         )
         .order_by(GoodputWatchRow.looked_at.asc().nulls_first(), Stream.id)
         .limit(limit)

@@ -10,6 +10,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from driftguard.records.documents.cost import Cost
+from driftguard.store.streams import is_to_be_seen_again
 from driftguard.store.tables import Incident, Stream, StreamCost
 
 
@@ -21,11 +22,7 @@ def outdated(session: Session, every: timedelta, now: datetime, *, limit: int) -
         .outerjoin(StreamCost, StreamCost.stream_id == Stream.id)
         .where(
             Stream.method != "none",
-            or_(
-                StreamCost.measured_at.is_(None),
-                (StreamCost.measured_at < now - every) & (Stream.traffic_arrived_at > StreamCost.measured_at),
-                StreamCost.measured_at > now + every,
-            ),
+            is_to_be_seen_again(StreamCost.measured_at, every, now),
         )
         .order_by(StreamCost.measured_at.asc().nulls_first(), Stream.id)
         .limit(limit)

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final, Literal
 
-from sqlalchemy import ARRAY, Text, exists, func, insert, literal, select, tuple_, update
-from sqlalchemy.orm import Session
+from sqlalchemy import ARRAY, ColumnElement, Text, exists, func, insert, literal, or_, select, tuple_, update
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from driftguard.records import (
     FUTURE_TOLERANCE,
@@ -180,6 +180,16 @@ _ROW: Final = tuple(getattr(Stream, field.name) for field in fields(StreamRow))
 
 def all_streams(session: Session) -> list[StreamRow]:
     return [StreamRow(*row) for row in session.execute(select(*_ROW).order_by(Stream.id))]
+
+
+def is_to_be_seen_again(
+    at: InstrumentedAttribute[datetime] | InstrumentedAttribute[datetime | None],
+    every: timedelta,
+    now: datetime,
+) -> ColumnElement[bool]:
+    """Of a stream that was last seen then, or never: `every` is over, and traffic has arrived meanwhile; or a
+    clock that was ahead has told the time."""
+    return or_(at.is_(None), (at < now - every) & (Stream.traffic_arrived_at > at), at > now + every)
 
 
 def are_ahead(known: Iterable[StreamRow], now: datetime) -> bool:
