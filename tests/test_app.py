@@ -73,7 +73,7 @@ def test_partitions_are_maintained_soon_after_the_machine_was_suspended(
     since_boot = iter([100.0, 102.0, 8 * 3_600.0, 8 * 3_600.0 + 2.0])
     stops = iter([False] * 4 + [True])
     maintained = []
-    monkeypatch.setattr(app, "_seconds_since_boot", lambda: next(since_boot), raising=False)
+    monkeypatch.setattr(app, "_seconds_since_boot", lambda: next(since_boot))
     monkeypatch.setattr(sidecar._stopping, "wait", lambda _: next(stops))
     monkeypatch.setattr(sidecar, "_maintain", lambda: maintained.append(True))
     sidecar._do_chores()

@@ -166,6 +166,10 @@ def _users(memory: float, deviation: float) -> Draw:
     return draw
 
 
+_CONVERSATIONS = Dependent(
+    "conversations, unnamed, 20 at a time, that differ more", "request", _conversations(20, 0.12)
+)
+_USERS = Dependent("users, unnamed, wander slowly", "request", _users(300.0, 0.05))
 DEPENDENT = (
     Dependent("windows: requests of 150 s, 20 running", "window", _long_requests(150.0)),
     Dependent("windows: requests of 60 s, 20 running", "window", _long_requests(60.0)),
@@ -176,8 +180,8 @@ DEPENDENT = (
     Dependent("conversations, unnamed, one at a time", "request", _conversations(1, 0.085)),
     Dependent("conversations, unnamed, 5 at a time", "request", _conversations(5, 0.085)),
     Dependent("conversations, unnamed, 20 at a time", "request", _conversations(20, 0.085)),
-    Dependent("conversations, unnamed, 20 at a time, that differ more", "request", _conversations(20, 0.12)),
-    Dependent("users, unnamed, wander slowly", "request", _users(300.0, 0.05)),
+    _CONVERSATIONS,
+    _USERS,
     Dependent("the same, in three segments", "request", _users(100.0, 0.05), segments=3),
     Dependent(
         "conversations, unnamed, 20 at a time in each of three segments",
@@ -193,10 +197,6 @@ LIFETIME_TOLD = (
     Dependent(
         "windows: requests of 60 s, told by running and started ones", "window", _long_requests(60.0), 60.0
     ),
-)
-_USERS = Dependent("users, unnamed, wander slowly", "request", _users(300.0, 0.05))
-_CONVERSATIONS = Dependent(
-    "conversations, unnamed, 20 at a time, that differ more", "request", _conversations(20, 0.12)
 )
 FEW_AN_HOUR = (
     *(replace(_USERS, apart=seconds) for seconds in (30.0, 120.0)),
