@@ -37,7 +37,7 @@ class Calls(ctypes.Structure):
     )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # the bindings keep the first of this name that they find in the process
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """Found by the bindings, because a library of this name is in the process already."""
     path = tmp_path_factory.mktemp("driver") / "libcuda.so.1"
