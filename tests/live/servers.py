@@ -21,13 +21,20 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from driftguard.demo.processes import free_url
-from tests.live.install import ARCTIC, BENTOML_PYTHON, LLAMA_SERVER, VLLM_PYTHON, is_installed
+from tests.live.install import (
+    ARCTIC,
+    BENTOML_PYTHON,
+    LLAMA_SERVER,
+    ROUTERS_PYTHON,
+    VLLM_PYTHON,
+    is_installed,
+)
 
 BUNDLED = Path(driftguard_engine.__file__).parent / "bundled"
 TARGET, DRAFT = BUNDLED / "target", BUNDLED / "draft"
 K = 4
 STOP_SECONDS = 30.0
-START_SECONDS = {"llama": 30.0, "vllm": 300.0, "bentoml": 300.0}
+START_SECONDS = {"llama": 30.0, "vllm": 300.0, "bentoml": 300.0, "router": 60.0}
 
 needs_llama = pytest.mark.skipif(
     not is_installed("llama"), reason=f"{LLAMA_SERVER} is not there: `python -m tests.live.install llama`"
@@ -41,6 +48,10 @@ needs_suffix = pytest.mark.skipif(
 needs_bentoml = pytest.mark.skipif(
     not is_installed("bentoml"),
     reason=f"{BENTOML_PYTHON} is not there: `python -m tests.live.install bentoml`",
+)
+needs_routers = pytest.mark.skipif(
+    not is_installed("routers"),
+    reason=f"{ROUTERS_PYTHON} is not there: `python -m tests.live.install routers`",
 )
 
 
@@ -194,3 +205,14 @@ def in_bentoml(vllm: Engine, directory: Path) -> Engine:
         "BENTOML_DO_NOT_TRACK": "True",
     }
     return Engine("bentoml", url, command, directory / "bentoml.log", environment)
+
+
+def router(name: str, upstream: str, directory: Path) -> Engine:
+    """One of install.ROUTERS, in front of one server."""
+    url, metrics_url = free_url(), free_url()
+    command = [
+        str(ROUTERS_PYTHON), "-m", f"{name.replace('-', '_')}.launch_router", "--worker-urls", upstream,
+        "--host", "127.0.0.1", "--port", url.rsplit(":", 1)[1],
+        "--prometheus-port", metrics_url.rsplit(":", 1)[1],
+    ]  # fmt: skip
+    return Engine("router", url, command, directory / f"{name}.log")
