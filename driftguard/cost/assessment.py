@@ -60,11 +60,12 @@ def assess(
     """
     newest = sample_of(now)
     clocked = [measured(side) for side in (before, now, without)]
-    found = _speeds(*(_of(sample_of(side), changed) for side in clocked[:2]))
+    past, current = map(sample_of, clocked[:2])
+    found = _speeds(_of(past, changed), _of(current, changed))
     told = _of(newest, changed)
     if found is None and len(told) >= LEAST_REQUESTS:
         found = Cost(_speed_of(told))
-    if found is not None and len(sample_of(clocked[1])) < len(newest):
+    if found is not None and len(current) < len(newest):
         found = replace(found, notes=(UNMEASURED,))
     speculating = newest[newest.k >= 1][-_IN_USE:]
     k = _usual(speculating, speculating.k, least=1)
