@@ -125,8 +125,9 @@ def proxy(
     host: Annotated[str | None, typer.Option(help="Address to bind (default 127.0.0.1).")] = None,
     port: Annotated[int | None, typer.Option(help="Port to bind (default 8300).")] = None,
     admin_port: Annotated[
-        int | None, typer.Option(help="Port on 127.0.0.1 for the proxy's own health and metrics.")
+        int | None, typer.Option(help="Port for the proxy's own health and metrics.")
     ] = None,
+    admin_host: Annotated[str | None, typer.Option(help="Address of that port (default 127.0.0.1).")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that share the port (default 1).")] = None,
     sidecar: Annotated[str | None, typer.Option(help=f"Address of the sidecar ({DEFAULT_SIDECAR}).")] = None,
     engine: Annotated[
@@ -156,9 +157,9 @@ def proxy(
 
     options = {
         "upstream": upstream, "host": host, "port": port, "admin_port": admin_port,
-        "workers": workers, "sidecar": sidecar, "engine": engine, "server": server, "target": target,
-        "draft": draft, "draft_version": draft_version, "method": method,
-        "num_speculative_tokens": num_speculative_tokens,
+        "admin_host": admin_host, "workers": workers, "sidecar": sidecar, "engine": engine,
+        "server": server, "target": target, "draft": draft, "draft_version": draft_version,
+        "method": method, "num_speculative_tokens": num_speculative_tokens,
     }  # fmt: skip
     given = {name: value for name, value in options.items() if value is not None}
     loaded = load_settings(config, proxy=given or None)

@@ -22,7 +22,7 @@ from driftguard.masking import Secrets, secrets_of_url
 from driftguard.proxy.connections import LONGEST_HEADER, BoundedServer, limits_of
 from driftguard.proxy.counts import SharedCounts
 from driftguard.proxy.forwarding import Forwarder, noting_reuse
-from driftguard.proxy.listening import ADMIN_HOST, BACKLOG, listeners_of
+from driftguard.proxy.listening import BACKLOG, listeners_of
 from driftguard.proxy.metrics import CONTENT_TYPE, ProxyMetrics
 from driftguard.proxy.upstream import Upstream
 from driftguard.proxy.workers import Worker, supervise
@@ -35,7 +35,6 @@ from driftguard_http.origins import url_of
 LINGER_SECONDS: Final = 1.0
 FLUSH_SECONDS: Final = 5.0
 DETECT_SECONDS: Final = 2.0  # at most, before requests are accepted: streams would pass unrecorded
-_ADMIN_ORIGINS: Final = Origins(ADMIN_HOST, hint="ask 127.0.0.1 or localhost")
 UPSTREAM_KEEPALIVE_SECONDS: Final = 4.0  # below uvicorn's 5, or a request could meet a closing connection
 
 
@@ -48,7 +47,9 @@ def run_proxy(settings: ProxySettings, api_key: str | None) -> None:
         raise BadSettings(f"DRIFTGUARD_API_KEY: {error}") from None
     raise_limit()
     collect_garbage_rarely()
-    all_listeners = listeners_of(settings.host, settings.port, settings.admin_port, settings.workers)
+    all_listeners = listeners_of(
+        settings.host, settings.port, settings.admin_port, settings.workers, admin_host=settings.admin_host
+    )
     ready = f"proxy ready on {url_of(settings.host, all_listeners[0].port)} for {settings.upstream}"
 
     def announce() -> None:
@@ -126,7 +127,7 @@ async def running(
         # The server waits for so long three times.
         runner = web.ServerRunner(server, shutdown_timeout=settings.shutdown_grace_seconds / 3)
         await _accept(stack, runner, worker.listeners.traffic)
-        admin = web.AppRunner(_admin(metrics, forwarder.settle), access_log=None)
+        admin = web.AppRunner(_admin(settings.admin_host, metrics, forwarder.settle), access_log=None)
         await _accept(stack, admin, worker.listeners.admin)
         yield
 
@@ -165,7 +166,9 @@ async def _accept(stack: AsyncExitStack, runner: web.BaseRunner, listeners: list
         await web.SockSite(runner, listener, backlog=BACKLOG).start()
 
 
-def _admin(metrics: ProxyMetrics, settle: Callable[[], None]) -> web.Application:
+def _admin(bound: str, metrics: ProxyMetrics, settle: Callable[[], None]) -> web.Application:
+    origins = Origins(bound, hint="ask 127.0.0.1 or localhost")
+
     async def healthz(_: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
 
@@ -179,7 +182,7 @@ def _admin(metrics: ProxyMetrics, settle: Callable[[], None]) -> web.Application
     ) -> web.StreamResponse:
         """Refuses foreign host names. No check of writes is needed: only GET is supported."""
         host = request.headers.get("Host", "").encode("utf-8", "replace")
-        if problem := _ADMIN_ORIGINS.host_problem(host):
+        if problem := origins.host_problem(host):
             return web.Response(status=HTTPStatus.FORBIDDEN, text=problem)
         return await handler(request)
 

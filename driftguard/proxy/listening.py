@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from driftguard.errors import BadSettings
+from driftguard_http.origins import url_of
 
-ADMIN_HOST: Final = "127.0.0.1"
 BACKLOG: Final = 1_024  # connections that wait until a worker accepts them
 
 
@@ -32,10 +32,12 @@ class Listeners:
 
     @property
     def admin_url(self) -> str | None:
-        return f"http://{ADMIN_HOST}:{self.admin[0].getsockname()[1]}" if self.admin else None
+        return url_of(*self.admin[0].getsockname()[:2]) if self.admin else None
 
 
-def listeners_of(host: str, port: int, admin_port: int | None, workers: int = 1) -> list[Listeners]:
+def listeners_of(
+    host: str, port: int, admin_port: int | None, workers: int = 1, *, admin_host: str = "127.0.0.1"
+) -> list[Listeners]:
     """One for each worker, already listening; with several, the kernel distributes connections among them.
 
     Raises BadSettings: an address is in use or unknown, or this system does not distribute connections.
@@ -45,7 +47,7 @@ def listeners_of(host: str, port: int, admin_port: int | None, workers: int = 1)
     traffic = _listen(host, port, workers, "port")
     admin: list[list[socket.socket]] = [[] for _ in traffic]
     if admin_port is not None:
-        admin = _listen(ADMIN_HOST, admin_port, workers, "admin_port")
+        admin = _listen(admin_host, admin_port, workers, "admin_port")
     return [Listeners(*both) for both in zip(traffic, admin, strict=True)]
 
 

@@ -496,7 +496,10 @@ class ProxySettings(_Group):
     host: str = Field("127.0.0.1", description="Address the proxy binds; it has no keys of its own.")
     port: Annotated[int, Field(ge=0, le=65535)] = Field(8300, description="Port of the proxy.")
     admin_port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
-        None, description="Port on 127.0.0.1 for the proxy's own health and metrics; none without it."
+        None, description="Port for the proxy's own health and metrics; none without it."
+    )
+    admin_host: str = Field(
+        "127.0.0.1", description="Address of admin_port, which asks for no key; in a pod 0.0.0.0, for probes."
     )
     workers: Annotated[int, Field(ge=1, le=64)] = Field(
         1, description="Processes that share the proxy's port, if one core is not enough; on Linux."

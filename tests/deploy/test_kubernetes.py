@@ -14,7 +14,8 @@ import kubernetes_validate
 import pytest
 
 from driftguard.alerting.rules.generate import kubernetes_manifest
-from driftguard.settings import Settings
+from driftguard.proxy.app import FLUSH_SECONDS
+from driftguard.settings import ProxySettings, Settings
 from driftguard.settings.loading import load_settings
 from tests.alerts.committed import COMMITTED, RULES, load
 from tests.deploy.committed import (
@@ -32,6 +33,7 @@ from tests.deploy.test_dockerfile import last
 KUBERNETES_VERSION = "1.31"
 KUBECTL = tool("kubectl")
 PORTS = {"driftguard-sidecar": 8200, "driftguard-engine": 8100}
+PROXY_PORTS = {"api": 8300, "admin": 8301}
 OBJECTS = list(manifests())
 NATIVE = [(file, found) for file, found in OBJECTS if "monitoring.coreos.com" not in found["apiVersion"]]
 
@@ -72,6 +74,10 @@ def commands(container: dict[str, Any]) -> list[list[str]]:
         assert (shell, option) == ("sh", "-c")
         return commands_of_shell(script)
     return [container["args"]]
+
+
+def is_proxy(container: dict[str, Any]) -> bool:
+    return bool(container["image"] in PORTS and container.get("args", [""])[0] == "proxy")
 
 
 def environment(container: dict[str, Any]) -> dict[str, str]:
@@ -115,7 +121,8 @@ def test_our_containers_are_locked_down(file: Path, pod: dict[str, Any], contain
 @pytest.mark.parametrize(("file", "pod", "container"), OURS)
 def test_what_is_written_to_is_a_volume(file: Path, pod: dict[str, Any], container: dict[str, Any]) -> None:
     mounted = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
-    assert {"/tmp", "/var/lib/driftguard"} <= mounted.keys()
+    written = {"/tmp"} if is_proxy(container) else {"/tmp", "/var/lib/driftguard"}
+    assert written <= mounted.keys()
     assert set(mounted.values()) <= {volume["name"] for volume in pod["volumes"]}
 
 
@@ -183,10 +190,15 @@ def test_ports_and_probes_are_what_the_images_listen_to() -> None:
         for container in pod["containers"]:
             ports = {port["name"]: port["containerPort"] for port in container.get("ports", [])}
             if container["image"] in PORTS and ports:
-                assert ports == {"http": PORTS[container["image"]]}
+                own = PROXY_PORTS if is_proxy(container) else {"http": PORTS[container["image"]]}
+                assert ports == own
             asked = [container[kind]["httpGet"] for kind in container if kind.endswith("Probe")]
             assert {probe["port"] for probe in asked} <= ports.keys()
-            if container["image"] == "driftguard-sidecar":
+            if is_proxy(container):
+                assert [(probe["port"], probe["path"]) for probe in asked] == [
+                    ("admin", "/driftguard/healthz")
+                ] * 2
+            elif container["image"] == "driftguard-sidecar":
                 assert {probe["path"] for probe in asked} <= {"/healthz", "/readyz"}
             else:
                 assert {probe["path"] for probe in asked} <= {"/health"}
@@ -212,11 +224,19 @@ def test_services_select_pods_that_have_the_port() -> None:
 
 
 def test_a_sidecar_in_a_pod_cannot_take_its_neighbour_out_of_service() -> None:
-    (pod,) = [pod for _, manifest, pod in PODS if manifest["kind"] == "StatefulSet"]
+    (pod,) = [pod for _, manifest, pod in PODS if name_of(manifest) == "StatefulSet-chat"]
     (sidecar,) = [item for item in pod["containers"] if item["image"] == "driftguard-sidecar"]
     assert "initContainers" not in pod
     assert not [key for key in sidecar if key.endswith("Probe")]
     assert sidecar["command"][2].startswith("until driftguard db upgrade")
+
+
+def test_an_engine_behind_a_proxy_in_its_pod_serves_until_that_has_answered_what_is_in_flight() -> None:
+    """All containers of a pod are told to end at once."""
+    (pod,) = [pod for _, _, pod in PODS if any(map(is_proxy, pod["containers"]))]
+    waits = {one["name"]: int(one["lifecycle"]["preStop"]["exec"]["command"][1]) for one in pod["containers"]}
+    ends = waits["proxy"] + ProxySettings().shutdown_grace_seconds + FLUSH_SECONDS
+    assert ends < waits["vllm"] < pod["terminationGracePeriodSeconds"]
 
 
 def test_one_sidecar_scrapes_at_a_time() -> None:
@@ -272,7 +292,7 @@ def test_a_kustomization_names_files_and_images_that_there_are(file: Path) -> No
 
 
 @pytest.mark.skipif(KUBECTL is None, reason="kubectl is not installed: make build/tools/helm")
-@pytest.mark.parametrize("directory", ["base", "engine", "vllm", "monitoring"])
+@pytest.mark.parametrize("directory", ["base", "engine", "vllm", "proxy", "monitoring"])
 def test_kustomize_renders_it(directory: str) -> None:
     assert KUBECTL is not None
     rendered = subprocess.run(

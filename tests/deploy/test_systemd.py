@@ -37,7 +37,8 @@ def test_it_runs_a_command_with_settings_of_ours(unit: Path, monkeypatch: pytest
     variables = dict(value.split("=", 1) for key, value in section(unit, "Service") if key == "Environment")
     assert variables.pop("DRIFTGUARD_CONFIG") == "/etc/driftguard/driftguard.toml"
     set_environment(monkeypatch, variables)
-    assert load_settings().data_directory == Path("/var/lib") / service(unit)["StateDirectory"]
+    if arguments != ["proxy"]:  # which writes nothing
+        assert load_settings().data_directory == Path("/var/lib") / service(unit)["StateDirectory"]
 
 
 def test_the_retraining_fails_only_where_the_command_says_so() -> None:

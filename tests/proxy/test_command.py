@@ -109,6 +109,17 @@ def until(admin_port: int, expected: dict[str, float]) -> None:
         time.sleep(0.05)
 
 
+def test_its_own_port_answers_the_probes_of_kubernetes_where_it_may_be_reached_from_elsewhere() -> None:
+    port = free_port()
+    with (
+        stub_server() as engine,
+        proxy("--upstream", engine.url, "--admin-host", "0.0.0.0", "--admin-port", str(port)),
+    ):
+        for path in ("healthz", "metrics"):
+            pod = {"Host": f"10.1.2.3:{port}"}
+            assert httpx.get(f"http://127.0.0.2:{port}/driftguard/{path}", headers=pod).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
