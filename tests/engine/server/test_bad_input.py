@@ -155,6 +155,41 @@ def test_a_body_of_very_many_arrays_and_objects_is_not_parsed(
     assert status == 200 or "more than 20000 arrays and objects" in response.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("field", "item", "count", "refusal"),
+    [
+        ("prompt", "1", 2**20 + 1, "more than 1048576 values"),
+        ("stop", '"1"', 2**20 + 1, "more than 1048576 values"),
+        ("prompt", "1", 2**20, "1048576 tokens, but the context is 64"),
+        ("user", "1", 2**20 + 1, "user: input should be a valid string"),  # one text with so many commas
+    ],
+)
+def test_a_body_of_very_many_token_ids_is_not_parsed(
+    client: httpx.Client, field: str, item: str, count: int, refusal: str
+) -> None:
+    """That holds the event loop, on which every stream is sent."""
+    many = ",".join([item] * count)
+    value = f"[{many}]" if field != "user" else f'["{many}"]'
+    response = client.post(
+        "/v1/completions",
+        content=f'{{"prompt": "a", "{field}": {value}}}',
+        headers={"Content-Type": "application/json"},
+    )
+    assert (response.status_code, refusal in response.json()["error"]["message"]) == (400, True)
+
+
+def test_a_body_of_very_many_members_is_not_parsed(client: httpx.Client) -> None:
+    for count, status in ((100_000, 200), (100_001, 400)):
+        members = ",".join(f'"{index}:":1' for index in range(count - 3))
+        response = client.post(
+            "/v1/completions",
+            content=f'{{"prompt":"a","max_tokens":1,"metadata":{{{members}}}}}',
+            headers={"Content-Type": "application/json"},
+        )
+        assert response.status_code == status
+    assert "more than 100000 members of objects" in response.json()["error"]["message"]
+
+
 def test_chat_without_a_template_is_a_bad_request(client: httpx.Client) -> None:
     with pytest.raises(openai.BadRequestError, match="no chat template; use /v1/completions"):
         openai_client(client).chat.completions.create(

@@ -14,12 +14,16 @@ from fastapi.routing import APIRoute
 from driftguard_http import Refusal
 from driftguard_http.json_text import outside_strings
 
-MOST_CONTAINERS: Final = 20_000  # arrays and objects; token ids and text are not counted
+# Signs outside of texts, the most of them, and what each stands for.
+BOUNDS: Final = (
+    (b"[{", 20_000, "arrays and objects"),
+    (b":", 100_000, "members of objects"),
+    (b",", 1_048_576, "values"),  # the token ids of the longest contexts; 0.2 seconds
+)
 
 
 class BoundedRoute(APIRoute):
-    """A route whose body is JSON of at most MOST_CONTAINERS arrays and objects, not compressed; else Refusal
-    (400, 415)."""
+    """A route whose body is JSON within BOUNDS, not compressed; else Refusal (400, 415)."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -36,11 +40,9 @@ class _Bounded(Request):
         if encoding.lower() != "identity":
             raise Refusal(415, f"Content-Encoding {encoding!r} is not supported; send the body as it is")
         body = await self.body()
-        # The first count is quick, and enough unless a text is full of brackets.
-        if body.count(b"[") + body.count(b"{") > MOST_CONTAINERS and _containers(body) > MOST_CONTAINERS:
-            raise Refusal(
-                400, f"the body has more than {MOST_CONTAINERS} arrays and objects; send less at once"
-            )
+        # The first count is quick, and enough unless a text is full of these signs.
+        if _exceeded(body) and (exceeded := _exceeded(_without_texts(body))):
+            raise Refusal(400, f"the body has more than {exceeded}; send less at once")
         try:
             return await super().json()
         except json.JSONDecodeError:
@@ -49,7 +51,13 @@ class _Bounded(Request):
             raise Refusal(400, f"the body is not valid JSON: {error}") from None
 
 
-def _containers(body: bytes) -> int:
-    characters = np.frombuffer(body, np.uint8)
-    opening = (characters == ord("[")) | (characters == ord("{"))
-    return int(np.count_nonzero(opening & outside_strings(body)))
+def _exceeded(body: bytes) -> str | None:
+    """The first of BOUNDS that the body exceeds, if all of it is outside of texts."""
+    for signs, most, what in BOUNDS:
+        if sum(map(body.count, signs)) > most:
+            return f"{most} {what}"
+    return None
+
+
+def _without_texts(body: bytes) -> bytes:
+    return np.frombuffer(body, np.uint8)[outside_strings(body)].tobytes()
