@@ -45,7 +45,7 @@ from driftguard_engine.models import device_memory
 from driftguard_engine.models.base import Features
 from driftguard_engine.models.loading import LoadedModel, load
 from driftguard_engine.prefix_cache import blocks_of
-from driftguard_engine.request_checks import check_request
+from driftguard_engine.request_checks import check_params, check_prompt
 from driftguard_engine.scheduler import PrefillChunk, ReusedPrefix, Scheduler
 from driftguard_engine.sequence import Moment, RunningSequence
 
@@ -259,13 +259,11 @@ class Engine:
 
     def submit_all(self, requests: Sequence[Request]) -> None:
         """Queues all of them or none. Raises InvalidRequest, EngineBusy."""
+        prompts = {id(request.prompt_token_ids): request.prompt_token_ids for request in requests}
+        for prompt in prompts.values():  # choices share one
+            check_prompt(prompt, max_length=self.max_length, vocabulary=self._target.model.vocabulary)
         for request in requests:
-            check_request(
-                request,
-                max_length=self.max_length,
-                vocabulary=self._target.model.vocabulary,
-                max_speculative_tokens=self.config.max_speculative_tokens,
-            )
+            check_params(request.params, self.config.max_speculative_tokens)
         most = self.config.max_batch + self.config.max_waiting
         if len(requests) > most:  # "try again later" would be answered for ever
             raise InvalidRequest(

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
-from driftguard_engine.core import InvalidRequest, Request, SamplingParams
+from driftguard_engine.core import InvalidRequest, SamplingParams
 
 MAX_SEED = 2**63 - 1
 MAX_TEMPERATURE = 100.0
 MAX_STOP_STRINGS = 16
 
 
-def check_request(request: Request, *, max_length: int, vocabulary: int, max_speculative_tokens: int) -> None:
-    """Raises InvalidRequest, which names the field, the value given and what is allowed."""
-    prompt = request.prompt_token_ids
+def check_prompt(prompt: Sequence[int], *, max_length: int, vocabulary: int) -> None:
+    """Raises InvalidRequest, which says what is wrong and what is allowed."""
     if not prompt:
         raise InvalidRequest("prompt: empty; at least one token is needed", field="prompt")
     if len(prompt) >= max_length:
@@ -22,16 +22,18 @@ def check_request(request: Request, *, max_length: int, vocabulary: int, max_spe
             f"prompt: {len(prompt)} tokens, but the context is {max_length} and must hold one new token too",
             field="prompt",
         )
+    # Without a call for each token: the server checks on the event loop.
+    if set(map(type, prompt)) == {int} and min(prompt) >= 0 and max(prompt) < vocabulary:
+        return
     wrong = next((token for token in prompt if not _whole(token, 0, vocabulary - 1)), None)
     if wrong is not None:
         raise InvalidRequest(
             f"prompt: {wrong!r} is not a token id; the vocabulary is 0 .. {vocabulary - 1}", field="prompt"
         )
-    check_params(request.params, max_speculative_tokens)
 
 
 def check_params(params: SamplingParams, max_speculative_tokens: int) -> None:
-    """Raises InvalidRequest."""
+    """Raises InvalidRequest, which names the field, the value given and what is allowed."""
     _range(
         "max_tokens", params.max_tokens, _whole(params.max_tokens, 1, None), "a whole number of at least 1"
     )

@@ -6,7 +6,8 @@ import json
 import math
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -401,6 +402,23 @@ def test_bad_prompts_are_refused(engine: Engine) -> None:
     with pytest.raises(InvalidRequest, match="empty"):
         engine.submit(request("r", []))
     assert not engine.has_work()
+
+
+def test_the_tokens_of_a_prompt_are_checked_once_for_all_its_choices(new_engine: Callable[..., Engine]) -> None:
+    class Counted(tuple[int, ...]):
+        passes = 0
+
+        def __iter__(self) -> Iterator[int]:
+            Counted.passes += 1
+            return super().__iter__()
+
+    def passes(prompt: Counted, choices: int) -> int:
+        engine = new_engine()
+        Counted.passes = 0
+        engine.submit_all([replace(request(str(index)), prompt_token_ids=prompt) for index in range(choices)])
+        return Counted.passes
+
+    assert passes(Counted([1, 2]), 16) == passes(Counted([1, 2]), 1)
 
 
 def test_a_full_queue_and_a_doubled_id_are_refused_and_lose_nothing(engine: Engine) -> None:

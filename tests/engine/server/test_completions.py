@@ -72,6 +72,7 @@ def test_choices_have_their_own_seeds_and_count_the_prompt_once(
     ).json()
     assert [request.params.seed for request in fake.seen] == [2**63 - 1, 0, 2**63 - 1, 0]
     assert len({request.request_id for request in fake.seen}) == 4
+    assert len({id(request.prompt_token_ids) for request in fake.seen}) == 2  # it may be long
     usage = body["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (4, 12, 16)
     assert body["metrics"]["speculative_decoding"] is None

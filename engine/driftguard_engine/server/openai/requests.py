@@ -101,12 +101,12 @@ def make_requests(
     segment = _label(headers, SEGMENT_HEADER) or "default"
     session = _label(headers, SESSION_HEADER)
     requests: list[Request] = []
-    for prompt in prompts:
+    for prompt in map(tuple, prompts):
         for choice in range(n):
             requests.append(
                 Request(
                     request_id=f"{response_id}-{len(requests)}",
-                    prompt_token_ids=tuple(prompt),
+                    prompt_token_ids=prompt,
                     params=replace(params, seed=(params.seed + choice) % SEED_RANGE),
                     arrived_at=arrived_at,
                     segment=segment,
