@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import Mock
 
 import pytest
@@ -404,9 +404,12 @@ def test_bad_prompts_are_refused(engine: Engine) -> None:
     assert not engine.has_work()
 
 
-def test_the_tokens_of_a_prompt_are_checked_once_for_all_its_choices(new_engine: Callable[..., Engine]) -> None:
+def test_the_tokens_of_a_prompt_are_checked_once_for_all_its_choices(
+    new_engine: Callable[..., Engine],
+) -> None:
     class Counted(tuple[int, ...]):
-        passes = 0
+        __slots__ = ()
+        passes: ClassVar[int] = 0
 
         def __iter__(self) -> Iterator[int]:
             Counted.passes += 1

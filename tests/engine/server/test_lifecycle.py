@@ -6,7 +6,10 @@ import json
 import signal
 import socket
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
 
 import httpx
 import pytest
@@ -18,7 +21,7 @@ from tests.engine.server import fake_process
 from tests.engine.server.fake_engine import TOKEN_TEXT, FakeEngine
 from tests.engine.server.processes import serving_process
 from tests.engine.server.serving import PATIENCE_SECONDS, served, wait_until
-from tests.engine.server.tiny_models import byte_tokenizer
+from tests.engine.server.tiny_models import CHAT_TEMPLATE, byte_tokenizer
 
 
 @pytest.fixture
@@ -27,16 +30,23 @@ def dead_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_app, "FAILURE_GRACE_SECONDS", 600.0)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_frees_its_slots(client: httpx.Client, fake: FakeEngine, stream: bool) -> None:
-    fake.paused.set()
-    body = json.dumps({"prompt": ["a", "b"], "stream": stream}).encode()
+@contextmanager
+def sending(client: httpx.Client, path: str, request: dict[str, Any]) -> Iterator[None]:
+    """A client that has sent a request, and leaves at the end of the block without its answer."""
+    body = json.dumps(request).encode()
     head = (
-        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     with socket.create_connection((client.base_url.host, client.base_url.port or 0)) as connection:
         connection.sendall(head.encode() + body)
+        yield
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_frees_its_slots(client: httpx.Client, fake: FakeEngine, stream: bool) -> None:
+    fake.paused.set()
+    with sending(client, "/v1/completions", {"prompt": ["a", "b"], "stream": stream}):
         wait_until(lambda: fake.running == 2, "both requests run")
     wait_until(lambda: len(fake.aborted) == 2, "both requests were aborted")
     wait_until(lambda: fake.running == 0, "the slots are free")
@@ -122,20 +132,22 @@ def test_a_lost_device_ends_the_process_after_its_requests_have_their_answer(fak
 class Held:
     """A tokenizer whose texts take until `released`."""
 
-    chat_template = None
+    chat_template = CHAT_TEMPLATE
 
     def __init__(self) -> None:
         self.released = threading.Event()
-        self.waiting = 0
-        self._tokenizer, self._lock = byte_tokenizer(), threading.Lock()
+        self.texts: list[str] = []
+        self._tokenizer = byte_tokenizer(CHAT_TEMPLATE)
 
     def get_vocab(self) -> dict[str, int]:
         vocabulary: dict[str, int] = self._tokenizer.get_vocab()
         return vocabulary
 
-    def encode(self, text: str) -> list[int]:
-        with self._lock:
-            self.waiting += 1
+    def apply_chat_template(self, *arguments: Any, **options: Any) -> str:
+        return str(self._tokenizer.apply_chat_template(*arguments, **options))
+
+    def encode(self, text: str, **_: Any) -> list[int]:
+        self.texts.append(text)
         self.released.wait(PATIENCE_SECONDS)
         ids: list[int] = self._tokenizer.encode(text)
         return ids
@@ -149,12 +161,35 @@ def test_a_server_that_is_busy_with_long_prompts_answers_whoever_watches_it() ->
     with served(FakeEngine(held)) as client, ThreadPoolExecutor(prompts) as pool:
         try:
             answers = [pool.submit(client.post, "/v1/completions", json=body) for _ in range(prompts)]
-            wait_until(lambda: held.waiting >= TOKENIZED_AT_ONCE, "as many as may be are tokenized")
+            wait_until(lambda: len(held.texts) >= TOKENIZED_AT_ONCE, "as many as may be are tokenized")
             for path in ("/health", "/metrics", "/v1/models", "/admin/info"):
                 assert client.get(path, timeout=10).status_code == 200, path
         finally:
             held.released.set()
         assert {answer.result().status_code for answer in answers} == {200}
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_request_whose_client_left_while_it_waited_is_not_tokenized(path: str) -> None:
+    held = Held()
+    prompt = {"messages": [{"role": "user", "content": "left"}]} if "chat" in path else {"prompt": "left"}
+    body = {"prompt": "abc", "max_tokens": 1}
+    fake = FakeEngine(held)
+    with served(fake) as client, ThreadPoolExecutor(TOKENIZED_AT_ONCE) as pool:
+        try:
+            answers = [
+                pool.submit(client.post, "/v1/completions", json=body) for _ in range(TOKENIZED_AT_ONCE)
+            ]
+            wait_until(lambda: len(held.texts) == TOKENIZED_AT_ONCE, "as many as may be are tokenized")
+            with sending(client, path, prompt):
+                assert client.get("/health").status_code == 200  # so its body has been read
+            assert client.get("/health").status_code == 200  # so its end has been read
+        finally:
+            held.released.set()
+        assert {answer.result().status_code for answer in answers} == {200}
+        assert client.post("/v1/completions", json=body).status_code == 200  # tokenized after it, if it were
+    assert held.texts == ["abc"] * (TOKENIZED_AT_ONCE + 1)
+    assert {len(request.prompt_token_ids) for request in fake.seen} == {3}
 
 
 def test_shutdown_lets_running_requests_finish(fake: FakeEngine) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from fastapi import APIRouter, Request
@@ -39,7 +40,11 @@ from driftguard_engine.server.openai.responses import (
 )
 from driftguard_engine.server.openai.schemas import ChatBody, CompletionBody
 from driftguard_engine.server.openai.sse import DONE, ClientGone, EventStream, event, unless_disconnected
+from driftguard_engine.server.prompt_limit import PromptLimit
 from driftguard_engine.server.runner import Submission
+
+B = TypeVar("B", CompletionBody, ChatBody)
+T = TypeVar("T")
 
 router = APIRouter(prefix="/v1", route_class=BoundedRoute)
 CLIENT_CLOSED_REQUEST = 499  # nginx's code for logs; the client that would read it has gone
@@ -54,16 +59,20 @@ class GenerationFailed(EngineError):
 @router.post("/completions", response_model=None)
 async def completions(body: CompletionBody, request: Request, service: TheService) -> Response:
     check_model(body.model, service.engine.target_name)
-    async with service.tokenizing:
-        prompts = await run_in_threadpool(encode_prompts, service.engine.tokenizer, service.limit, body)
+    try:
+        prompts = await _tokenized(request, service, encode_prompts, body)
+    except ClientGone:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
     return await _answer(request, service, body, prompts, body.max_tokens)
 
 
 @router.post("/chat/completions", response_model=None)
 async def chat_completions(body: ChatBody, request: Request, service: TheService) -> Response:
     check_model(body.model, service.engine.target_name)
-    async with service.tokenizing:
-        prompt = await run_in_threadpool(encode_chat, service.engine.tokenizer, service.limit, body)
+    try:
+        prompt = await _tokenized(request, service, encode_chat, body)
+    except ClientGone:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
     room = service.engine.max_length - len(prompt)
     if room < 1:
         raise InvalidRequest(
@@ -95,6 +104,18 @@ def _model(service: Service) -> Json:
         "owned_by": "driftguard",
         "max_model_len": service.engine.max_length,
     }
+
+
+async def _tokenized(
+    request: Request, service: Service, encode: Callable[[Any, PromptLimit, B], T], body: B
+) -> T:
+    """Raises ClientGone, at once for a request that waits for its turn; InvalidRequest."""
+
+    async def work() -> T:
+        async with service.tokenizing:
+            return await run_in_threadpool(encode, service.engine.tokenizer, service.limit, body)
+
+    return await unless_disconnected(request.receive, work())
 
 
 async def _answer(
