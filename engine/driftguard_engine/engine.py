@@ -503,7 +503,12 @@ class Engine:
             if outcome.error is not None:
                 outputs.append(self._fail(row, outcome.error))
                 continue
-            output = row.commit(outcome.emitted, outcome.drafted, outcome.accepted, len(outcomes), now)
+            try:
+                output = row.commit(outcome.emitted, outcome.drafted, outcome.accepted, len(outcomes), now)
+            except Exception as error:  # as of the tokenizer at its tokens; the other rows are none the worse
+                logger.exception("request %s ends with an error", row.request.request_id)
+                outputs.append(self._fail(row, f"{type(error).__name__}: {error}"))
+                continue
             outputs.append(output)
             if output.finished is not None:
                 self._leave(row)

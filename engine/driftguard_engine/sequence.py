@@ -44,7 +44,7 @@ class RunningSequence:
     token_ids: list[int] = field(init=False)
     counts: SpeculationCounts = field(init=False, default_factory=SpeculationCounts)
     reused_prompt_tokens: int = field(init=False, default=0)
-    _detokenizer: Detokenizer = field(init=False)
+    _detokenizer: Detokenizer | None = field(init=False, default=None)
     _stop: StopFilter = field(init=False)
     _text: list[str] = field(init=False, default_factory=list)
     _first_token_seconds: float | None = field(init=False, default=None)
@@ -53,7 +53,6 @@ class RunningSequence:
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.request.prompt_token_ids)
-        self._detokenizer = Detokenizer(self.tokenizer, self.request.prompt_token_ids)
         self._stop = StopFilter(self.request.params.stop)
 
     @property
@@ -102,25 +101,31 @@ class RunningSequence:
                 break
         shown = kept if reason is None else kept[:-1]  # not all tokenizers call all ending tokens special
         if not self.request.params.stop:
-            return kept, self._detokenizer.push(shown), reason
+            return kept, self._decoded(shown), reason
         text = ""
         for index, token in enumerate(shown):
             # One by one: the token that completes a stop string is the last one counted.
-            text += self._stop.push(self._detokenizer.push([token]))
+            text += self._stop.push(self._decoded([token]))
             if self._stop.stopped:
                 return kept[: index + 1], text, "stop"
         return kept, text, reason
 
+    def _decoded(self, token_ids: list[int]) -> str:
+        if (
+            self._detokenizer is None
+        ):  # not at admission: a tokenizer that fails at a prompt fails one request
+            self._detokenizer = Detokenizer(self.tokenizer, self.request.prompt_token_ids)
+        return self._detokenizer.push(token_ids)
+
     def _flush(self) -> str:
-        if self._stop.stopped:
+        if self._stop.stopped or self._detokenizer is None:
             return ""
         return self._stop.push(self._detokenizer.flush()) + self._stop.flush()
 
     def end(self, reason: FinishReason, now: Moment, error: str | None = None) -> RequestOutput:
-        """Ends the request from outside (abort, error); the tokens that it has stay counted."""
-        text = self._flush()
-        self._text.append(text)
-        return RequestOutput(self.request.request_id, (), text, self._finished(reason, now, error))
+        """Ends the request from outside (abort, error); the tokens that it has stay counted, and text that
+        was held back is left out: the tokenizer may be what failed."""
+        return RequestOutput(self.request.request_id, (), "", self._finished(reason, now, error))
 
     def _finished(self, reason: FinishReason, now: Moment, error: str | None = None) -> FinishedRequest:
         first, steps = self._first_token_seconds, self.counts.steps

@@ -77,6 +77,35 @@ def test_a_failed_step_ends_its_requests_with_the_reason_and_the_engine_goes_on(
     assert engine.running == 0
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_tokenizer_that_fails_at_a_request_ends_that_one_alone(
+    new_engine: Callable[..., Engine], ahead: bool
+) -> None:
+    engine = new_engine(max_batch=3, ahead=ahead)
+    expected = tokens(engine, request("a"), request("b"))
+    decode = engine.tokenizer.decode
+
+    def fails_at_9(token_ids: list[int], **options: Any) -> str:
+        if 9 in token_ids:
+            raise IndexError("piece id is out of range")
+        return str(decode(token_ids, **options))
+
+    engine.tokenizer.decode = fails_at_9
+    bad = [request(name, (1, 9)) for name in ("admitted", "running", "waiting")]
+    for each in (request("a"), bad[0], bad[1], request("b"), bad[2]):
+        engine.submit(each)
+    engine.abort("waiting")
+    done = finished(drain(engine))
+    for name in ("admitted", "running"):
+        assert (done[name].finish_reason, done[name].error) == (
+            "error",
+            "IndexError: piece id is out of range",
+        )
+    assert done["waiting"].finish_reason == "abort"
+    assert {name: done[name].output_token_ids for name in "ab"} == expected
+    assert (engine.running, engine.has_work()) == (0, False)
+
+
 def test_a_failure_at_one_request_loses_no_output_of_another(
     new_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,3 +122,5 @@ def test_a_failure_at_one_request_loses_no_output_of_another(
     done = serve(engine, request("a", max_tokens=1), request("b"))
     assert (done["a"].finish_reason, done["a"].output_token_ids) == ("length", expected)
     assert (done["b"].finish_reason, done["b"].error) == ("error", "RuntimeError: a bug")
+    done = serve(engine, request("b"), request("c", max_tokens=2))
+    assert (done["b"].finish_reason, done["c"].finish_reason) == ("error", "length")
