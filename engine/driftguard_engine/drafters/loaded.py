@@ -35,7 +35,8 @@ class Drafts:
 
     A draft that was swapped out stays until its last request has ended; then its memory is freed. One
     without a directory stays loaded: it needs hardly any memory (n-gram lookup, none), or is a part of the
-    target (its own layer for multi-token prediction). Of those that have never served the newest stay.
+    target (its own layer for multi-token prediction). Of those that have never served, or were asked for
+    again since they were swapped out, the newest stay.
     """
 
     def __init__(self, first: LoadedDraft) -> None:
@@ -65,16 +66,18 @@ class Drafts:
             return [draft.info for draft in self._loaded.values()]
 
     def find(self, version: str) -> DraftInfo:
-        """Raises UnknownDraft."""
+        """Raises UnknownDraft. One that was swapped out stays for the swap that follows."""
         with self._lock:
-            return self._find(version).info
+            self._find(version)
+            return self._keep(version)
 
     def present(self, wanted: DraftInfo) -> DraftInfo | None:
-        """The loaded draft of this version. Raises InvalidModel where it is from another directory."""
+        """The loaded draft of this version, which stays as `find` says. Raises InvalidModel where it is from
+        another directory."""
         with self._lock:
             if wanted.version not in self._loaded:
                 return None
-            found = self._loaded[wanted.version].info
+            found = self._keep(wanted.version)
         if (found.directory, found.corpus) != (wanted.directory, wanted.corpus):
             raise InvalidModel(
                 f"version: {found.version!r} is already loaded from {_files(found)}; "
@@ -132,6 +135,12 @@ class Drafts:
                 f"version: no draft of version {version!r} is loaded; loaded: {known}", field="version"
             )
         return self._loaded[version]
+
+    def _keep(self, version: str) -> DraftInfo:
+        """As the newest of those that have never served."""
+        draft = self._loaded[version] = self._loaded.pop(version)
+        self._leaving.discard(version)
+        return draft.info
 
     def _drop_if_unused(self, draft: LoadedDraft) -> None:
         version = draft.info.version

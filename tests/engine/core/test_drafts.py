@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from driftguard_engine import engine as engine_module
 from driftguard_engine.config import EngineConfig, InvalidConfig
 from driftguard_engine.core import EngineError, InvalidModel, UnknownDraft
+from driftguard_engine.drafters import state_file
 from driftguard_engine.drafters.loaded import NO_DRAFT
 from driftguard_engine.engine import Engine
 
@@ -85,6 +87,39 @@ def test_an_old_draft_can_be_put_back_before_it_is_gone(
     drain(engine)
     assert engine.draft == first
     assert engine.drafts == [first]
+
+
+def test_an_old_draft_that_was_asked_for_again_outlives_its_last_request(
+    new_engine: Callable[..., Engine], better: str
+) -> None:
+    engine = new_engine()
+    first = engine.draft
+    engine.submit(request("r", max_tokens=30))
+    engine.step()
+    engine.load_draft(better)
+    engine.swap_draft("v2")
+    assert engine.load_draft(str(first.directory)) == first
+    drain(engine)
+    assert engine.swap_draft(first.version) == first == engine.draft
+    assert [draft.version for draft in engine.drafts] == [first.version]
+
+
+def test_an_old_draft_stays_while_it_is_saved_as_the_one_in_service(
+    new_engine: Callable[..., Engine], better: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = new_engine(state_dir=tmp_path)
+    first = engine.draft
+    engine.submit(request("r", max_tokens=30))
+    engine.step()
+    engine.load_draft(better)
+    engine.swap_draft("v2")
+
+    def save_while_the_last_request_ends(*arguments: Any) -> None:
+        state_file.save_draft(*arguments)
+        drain(engine)
+
+    monkeypatch.setattr(engine_module, "save_draft", save_while_the_last_request_ends)
+    assert engine.swap_draft(first.version) == first == engine.draft
 
 
 def test_one_version_is_one_directory(new_engine: Callable[..., Engine], better: str, models: Path) -> None:
