@@ -7,6 +7,7 @@ import json
 import httpx
 import pytest
 
+from tests.engine.server import fake_engine
 from tests.engine.server.conftest import openai_client
 from tests.engine.server.fake_engine import TOKEN_TEXT, FakeEngine, K
 from tests.engine.server.serving import served
@@ -153,6 +154,19 @@ def test_stream_is_server_sent_events_that_end_with_done(client: httpx.Client) -
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, "length"]
     assert len({chunk["id"] for chunk in chunks}) == 1
     assert all("usage" not in chunk and "metrics" not in chunk for chunk in chunks)
+
+
+def test_an_event_is_one_line_to_clients_for_whom_other_characters_end_lines_too(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As to Python's str.splitlines, and so to the lines of httpx."""
+    text = "a\x1c\x85b\u2028\u2029c\\"
+    monkeypatch.setattr(fake_engine, "TOKEN_TEXT", text)
+    body = {"prompt": "hi", "stream": True, "max_tokens": 1}
+    with client.stream("POST", "/v1/completions", json=body) as response:
+        (event, end) = (line for line in response.iter_lines() if line)
+    assert json.loads(event.removeprefix("data: "))["choices"][0]["text"] == text
+    assert end == "data: [DONE]"
 
 
 def test_openai_client_streams_several_choices_with_usage(client: httpx.Client) -> None:

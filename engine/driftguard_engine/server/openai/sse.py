@@ -14,6 +14,9 @@ from starlette.types import Receive, Scope, Send
 DONE = b"data: [DONE]\n\n"
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # no proxy may hold tokens back
 
+# JSON has escaped the control characters of ASCII among them.
+_LINE_ENDS = tuple((chr(code).encode(), b"\\u%04x" % code) for code in (0x85, 0x2028, 0x2029))
+
 T = TypeVar("T")
 
 
@@ -22,8 +25,11 @@ class ClientGone(Exception):
 
 
 def event(data: dict[str, Any]) -> bytes:
-    """One event holding one JSON object."""
-    return b"data: " + msgspec.json.encode(data) + b"\n\n"
+    """One event holding one JSON object: one line, also where lines are split as by str.splitlines."""
+    line = msgspec.json.encode(data)
+    for character, escaped in _LINE_ENDS:
+        line = line.replace(character, escaped)
+    return b"data: " + line + b"\n\n"
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
