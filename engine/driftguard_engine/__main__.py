@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from dataclasses import replace
@@ -84,8 +85,10 @@ def main(models: ModelOptions, limits: LimitOptions, server: ServerOptions, side
         # Threads that spin until the last of them is done wait for long where it has no core to run on.
         config = replace(config, threads=max(min(torch.get_num_threads(), usable_cores() - 1), 1))
     state_dir = config.state_dir
-    given_up = None if state_dir is None else unended_starts.begin(state_dir, time.time())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.default_int_handler)  # raises KeyboardInterrupt, until it serves
     try:
+        given_up = None if state_dir is None else unended_starts.begin(state_dir, time.time())
         engine = Engine(config)
         engine.given_up = given_up
         telemetry = Telemetry(
@@ -106,6 +109,10 @@ def main(models: ModelOptions, limits: LimitOptions, server: ServerOptions, side
         if state_dir is not None:
             unended_starts.end(state_dir)
         _refuse(secrets.masked(str(error)), FAILED)
+    except KeyboardInterrupt:  # while it loads: an end on request too
+        code = 0
+        if state_dir is not None:
+            unended_starts.end(state_dir)
     raise typer.Exit(code)
 
 

@@ -60,9 +60,10 @@ def serve(engine: Engine, telemetry: Telemetry, listener: socket.socket, options
     Raises CannotListen where another process has begun to listen on the address.
     """
     server = EngineServer(engine, telemetry, options)
-    # uvicorn raises the signal again after its clean shutdown; that must not change the exit code.
+    # For signals before uvicorn's own handlers are there, and for those that it raises again after its clean
+    # shutdown, which must not change the exit code.
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
+        signal.signal(number, server.handle_exit)
     try:
         server.run(sockets=[listener])
     except OSError as error:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Sequence
+from socket import socket
+from typing import Any
 
 from driftguard_engine.server import app as server_app
 from driftguard_engine.server.app import ServeOptions, serve
@@ -18,5 +22,13 @@ def main(arguments: Sequence[str]) -> int:
     if "--fail" in arguments:
         server_app.FAILURE_GRACE_SECONDS = 4.0  # a busy test has time to ask it
         engine.step_error = RuntimeError("device lost")
+    if "--signalled" in arguments:
+        run = server_app.EngineServer.run
+
+        def run_signalled(server: Any, sockets: list[socket] | None = None) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            run(server, sockets)
+
+        server_app.EngineServer.run = run_signalled  # type: ignore[method-assign, assignment]
     telemetry = Telemetry(None, None, "test", engine.target_name)
     return serve(engine, telemetry, bind("127.0.0.1", 0), ServeOptions())

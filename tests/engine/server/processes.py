@@ -7,8 +7,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
+from unittest import mock
 
 from driftguard_engine.__main__ import app
+from driftguard_engine.drafters import factory
+from driftguard_engine.models.loading import LoadedModel, load
 
 from tests.forked import ForkedProcess, Main, forked
 
@@ -46,3 +50,15 @@ def serving_process(
 
 def engine_main(arguments: Sequence[str]) -> None:
     app(list(arguments), prog_name="driftguard engine")
+
+
+def signalled_while_it_loads(arguments: Sequence[str]) -> None:
+    """`driftguard engine` that gets the signal of the first argument between its two models."""
+    number, *options = arguments
+
+    def load_signalled(*given: Any, **named: Any) -> LoadedModel:
+        os.kill(os.getpid(), int(number))
+        return load(*given, **named)
+
+    with mock.patch.object(factory, "load", load_signalled):
+        engine_main(options)

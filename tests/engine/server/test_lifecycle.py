@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -22,6 +23,7 @@ from tests.engine.server.fake_engine import TOKEN_TEXT, FakeEngine
 from tests.engine.server.processes import serving_process
 from tests.engine.server.serving import PATIENCE_SECONDS, served, wait_until
 from tests.engine.server.tiny_models import CHAT_TEMPLATE, byte_tokenizer
+from tests.forked import forked
 
 
 @pytest.fixture
@@ -225,4 +227,9 @@ def test_a_signal_ends_the_process_with_0(number: signal.Signals) -> None:
     with serving_process(fake_process.main, []) as (process, url, _):
         assert httpx.get(f"{url}/health").status_code == 200
         process.send_signal(number)
+        assert process.wait(60) == 0
+
+
+def test_a_signal_just_before_it_serves_ends_the_process_too(tmp_path: Path) -> None:
+    with forked(fake_process.main, ["--signalled"], tmp_path / "log") as process:
         assert process.wait(60) == 0

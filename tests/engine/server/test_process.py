@@ -12,10 +12,17 @@ from pathlib import Path
 
 import httpx
 import pytest
-from driftguard_engine.drafters.state_file import SavedDraft, save_draft
+from driftguard_engine.drafters import unended_starts
+from driftguard_engine.drafters.state_file import SavedDraft, save_draft, saved_version
 from driftguard_engine.server.auth import hash_of
 
-from tests.engine.server.processes import engine_main, engine_options, engine_process, environment
+from tests.engine.server.processes import (
+    engine_main,
+    engine_options,
+    engine_process,
+    environment,
+    signalled_while_it_loads,
+)
 from tests.engine.server.serving import Receiver, unserved_port, wait_until
 from tests.forked import forked
 
@@ -209,3 +216,18 @@ def test_a_promoted_draft_with_which_it_is_killed_three_times_is_given_up(
         info = httpx.get(f"{url}/admin/info").json()
     assert (info["draft"]["directory"], info["given_up"]) == (str(models / "poor"), "better")
     assert not info["activated"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_end_on_request_while_it_loads_is_none_of_these_times_either(
+    models: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    saved = SavedDraft(f"{models / 'target'} draft_model {models / 'poor'}", str(models / "good"), "better")
+    save_draft(tmp_path, saved)
+    arguments = [str(int(number)), *engine_options(models, "--port", "0", "--state-dir", str(tmp_path))]
+    for _ in range(4):
+        with forked(signalled_while_it_loads, arguments, tmp_path / "log", environment()) as process:
+            assert process.stdout.read() == ""
+            assert process.wait(60) == 0
+    assert saved_version(tmp_path) == "better"
+    assert not (tmp_path / unended_starts.FILE_NAME).exists()
