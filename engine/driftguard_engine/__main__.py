@@ -129,6 +129,10 @@ def _check(server: ServerOptions, sidecar: SidecarOptions) -> None:
         _refuse(f"capture_fraction: {fraction} is not between 0 and 1", BAD_USAGE)
     if url is not None and not url.startswith(("http://", "https://")):  # it may hold a password
         _refuse("sidecar: not a URL that begins with http:// or https://", BAD_USAGE)
+    try:
+        server.server_name.encode()
+    except UnicodeEncodeError:  # no record could be written
+        _refuse("server_name: not valid UTF-8", BAD_USAGE)
     if not 1 <= len(server.server_name) <= LONGEST_NAME:
         characters = len(server.server_name)
         _refuse(f"server_name: has {characters} characters, must have 1 to {LONGEST_NAME}", BAD_USAGE)

@@ -13,6 +13,7 @@ from driftguard_engine.models import checksums
 PICKLED = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 _VERSION_FILE = "driftguard_training.json"
+_LONGEST_VERSION = 256  # of a record's field
 _READ_BYTES = 1 << 20
 _SHOWN_CHARACTERS = 200  # of a wrong name, in the error
 
@@ -115,10 +116,22 @@ def version_of(directory: Path) -> str:
         except (OSError, ValueError, AttributeError) as error:
             raise InvalidModel(f"{made_by} is not a JSON object ({error})", field="directory") from None
         if version is not None:
-            return str(version)
+            return _recordable(str(version), made_by)
     digest = hashlib.sha256()
     for path in weight_files(directory):
         with path.open("rb") as file:
             while chunk := file.read(_READ_BYTES):
                 digest.update(chunk)
     return digest.hexdigest()[:12]
+
+
+def _recordable(version: str, source: Path) -> str:
+    """Raises InvalidModel where no record may hold it."""
+    is_text = version.encode("utf-8", "ignore").decode() == version  # no lone surrogates
+    if not is_text or not 1 <= len(version) <= _LONGEST_VERSION or "\0" in version:
+        raise InvalidModel(
+            f"{source}: version {ascii(version)[:_SHOWN_CHARACTERS]} is not text of 1 to {_LONGEST_VERSION} "
+            "characters without NUL",
+            field="directory",
+        )
+    return version

@@ -404,6 +404,13 @@ def test_bad_prompts_are_refused(engine: Engine) -> None:
     assert not engine.has_work()
 
 
+@pytest.mark.parametrize("version", ["", "v" * 257, "v\0", "\ud800"])
+def test_a_version_that_no_record_may_hold_is_refused(engine: Engine, good: Path, version: str) -> None:
+    (good / "driftguard_training.json").write_text(json.dumps({"version": version}), encoding="utf-8")
+    with pytest.raises(InvalidModel, match=r"driftguard_training\.json: version"):
+        engine.load_draft(str(good))
+
+
 def test_the_tokens_of_a_prompt_are_checked_once_for_all_its_choices(
     new_engine: Callable[..., Engine],
 ) -> None:

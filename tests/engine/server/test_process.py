@@ -111,6 +111,7 @@ def test_a_port_in_use_is_one_line_and_exit_code_1(models: Path, tmp_path: Path)
         (["--capture-fraction", "1.5"], 2, "capture_fraction: 1.5 is not between 0 and 1"),
         (["--capture-fraction", "nan"], 2, "capture_fraction: nan is not between 0 and 1"),
         (["--server-name", ""], 2, "server_name: has 0 characters"),
+        (["--server-name", "caf\udce9"], 2, "server_name: not valid UTF-8"),
         (
             ["--host", "no.such.invalid", "--api-key-hash", "0" * 64],
             1,
