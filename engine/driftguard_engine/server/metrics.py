@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import get_args
 
 from prometheus_client import (
     CollectorRegistry,
@@ -17,7 +18,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from driftguard_engine.adaptive_k.plan import REASONS
-from driftguard_engine.core import FinishedRequest
+from driftguard_engine.core import FinishedRequest, FinishReason
 from driftguard_engine.engine import Engine
 from driftguard_engine.telemetry.telemetry import Telemetry
 
@@ -53,6 +54,8 @@ class Metrics:
         self._requests = Counter(
             f"{PREFIX}_requests", "Requests that left the engine.", ["finish_reason"], registry=self._registry
         )
+        for reason in get_args(FinishReason):
+            self._requests.labels(reason)  # 0, so that rates see the first one
         self._refused = Counter(
             f"{PREFIX}_refused_requests",
             "HTTP requests refused, by error code.",

@@ -206,6 +206,12 @@ def test_metrics_agree_with_the_responses(real_client: httpx.Client) -> None:
     assert cached == [0, 128, 128, 128]
     assert (total("prompt_tokens_total"), total("reused_prompt_tokens_total")) == (4 * 150, sum(cached))
     assert total("requests_total") == 4
+    reasons = {
+        sample.labels["finish_reason"]: sample.value
+        for sample in samples
+        if sample.name == "driftguard_engine_requests_total"
+    }
+    assert reasons == {"stop": 0, "length": 4, "abort": 0, "error": 0}  # so that rates see the first one
     assert total("request_latency_seconds_count") == 4
     assert total("time_to_first_token_seconds_count") == 4
     [info] = [sample for sample in samples if sample.name == "driftguard_engine_info"]
