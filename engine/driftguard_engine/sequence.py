@@ -111,9 +111,7 @@ class RunningSequence:
         return kept, text, reason
 
     def _decoded(self, token_ids: list[int]) -> str:
-        if (
-            self._detokenizer is None
-        ):  # not at admission: a tokenizer that fails at a prompt fails one request
+        if self._detokenizer is None:  # at admission, a tokenizer that fails would end more than one request
             self._detokenizer = Detokenizer(self.tokenizer, self.request.prompt_token_ids)
         return self._detokenizer.push(token_ids)
 
