@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -52,17 +52,23 @@ class LookAround:
         self._moved_untold_until = 0.0  # monotonic seconds
         self._due = threading.Event()
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="look around", daemon=True)
+        self._lag_shown_at = -math.inf  # monotonic seconds
+        self._threads = [
+            threading.Thread(target=self._run, name="look around", daemon=True),
+            threading.Thread(target=self._keep_lag, name="fold lag", daemon=True),
+        ]
 
     def start(self) -> None:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
-        """Ends the thread after the look at hand."""
+        """Ends the threads after the look at hand."""
         self._stopping.set()
         self._due.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join()
 
     def soon(self) -> None:
         """There is an incident that opened or ended: Prometheus pages by the gauges. Returns at once."""
@@ -72,15 +78,21 @@ class LookAround:
         while not self._stopping.is_set():
             self._due.clear()
             begun = time.monotonic()
-            self._attempt()
+            self._attempt(lambda: self.look(datetime.now(UTC)))
             # As long as it took, so that looks that follow each other leave time for everything else.
             took = time.monotonic() - begun
             self._stopping.wait(min(took, LOOK_SECONDS))
             self._due.wait(min(max(LOOK_SECONDS, took / SHARE), LONGEST_PAUSE_SECONDS))
 
-    def _attempt(self) -> None:
+    def _keep_lag(self) -> None:
+        """Where looks are far apart, or one waits for a table that somebody has locked."""
+        while not self._stopping.wait(LOOK_SECONDS):
+            if time.monotonic() - self._lag_shown_at > 2 * LOOK_SECONDS:
+                self._attempt(self._show_lag)
+
+    def _attempt(self, do: Callable[[], None]) -> None:
         try:
-            self.look(datetime.now(UTC))
+            do()
         except DatabaseUnavailable as error:
             self._metrics.database.up.set(0)
             log.warning("the gauges wait for the database", error=str(error))
@@ -112,6 +124,7 @@ class LookAround:
     def _show_lag(self) -> None:
         """First and alone: it must be right above all when something else fails. What cannot be measured is
         not shown as it was."""
+        self._lag_shown_at = time.monotonic()
         try:
             with self._database.session(CHECK) as session:
                 lag = folding.lag(session)

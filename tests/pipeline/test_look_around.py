@@ -6,6 +6,7 @@ import math
 from datetime import UTC, datetime
 
 import pytest
+from sqlalchemy import text
 from structlog.testing import capture_logs
 
 from driftguard.errors import DatabaseUnavailable
@@ -13,7 +14,7 @@ from driftguard.metrics import Metrics
 from driftguard.pipeline import look_around
 from driftguard.pipeline.look_around import LookAround
 from driftguard.status import gauges
-from driftguard.store.database import Database
+from driftguard.store.database import Database, Work
 from tests.alerting.http_receiver import wait_until
 from tests.pipeline.traffic import Traffic, store
 
@@ -36,6 +37,31 @@ def test_the_lag_is_shown_while_nothing_is_folded(
         wait_until(lambda: shown(metrics, "fold_lag_records") == 30, "the lag")
     finally:
         looking.stop()
+
+
+def test_the_lag_is_shown_while_somebody_locks_what_the_other_gauges_need(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(look_around, "LOOK_SECONDS", 0.01)
+    patient = Work("chore", statement_seconds=300, lock_seconds=300, idle_seconds=300)
+    monkeypatch.setattr(look_around, "CHORE", patient)
+    metrics = Metrics()
+    looking = LookAround(database, metrics)
+    with database.engine.connect() as other:
+        other.execute(text("LOCK TABLE detector_states IN ACCESS EXCLUSIVE MODE"))
+        looking.start()
+        try:
+            wait_until(lambda: blocked(database) > 0, "a look to wait for the lock")
+            store(database, Traffic(seed=1).draw(30, {"code": 0.75}))
+            wait_until(lambda: shown(metrics, "fold_lag_records") == 30, "the lag")
+        finally:
+            other.rollback()
+            looking.stop()
+
+
+def blocked(database: Database) -> int:
+    with database.session() as session:
+        return session.scalar(text("SELECT count(*) FROM pg_locks WHERE NOT granted")) or 0
 
 
 def test_a_look_that_fails_is_counted_and_repeated_and_the_lag_is_measured_before_it(
@@ -80,7 +106,7 @@ def test_a_lag_that_cannot_be_measured_is_not_shown_as_it_was(
 
     monkeypatch.setattr("driftguard.store.folding.lag", away)
     with capture_logs() as logs:
-        looking._attempt()
+        looking._attempt(lambda: looking.look(datetime.now(UTC)))
     assert math.isnan(shown(metrics, "fold_lag_records") or 0)
     assert shown(metrics, "database_up") == 0
     assert [line["event"] for line in logs] == ["the gauges wait for the database"]
