@@ -34,7 +34,7 @@ from driftguard.settings import FalseAlarmScope
 from driftguard.status.fold_watch import FoldWatch
 from driftguard.store import folding, streams
 from driftguard.store.database import CHECK, FOLD, Database, DatabaseTimeout
-from driftguard.store.folding import Progress, StoredRecord, read_after, read_of_stream
+from driftguard.store.folding import Progress, StoredRecord, Transaction, read_after, read_of_stream
 from driftguard.store.tables import HeldStream, Stream
 
 BATCH_RECORDS = 5_000
@@ -81,6 +81,7 @@ class Pipeline:
         self._process_id = process_id
         self._take_over_seconds = take_over_seconds
         self._watch = watch or FoldWatch()
+        self._transaction = Transaction()  # of the last fold
         self._share = 1.0  # of a batch: less after one that the database took too long for
         self._states = StateCache(config, metrics)
         self._tried: set[int] = set()  # streams that another version had set aside
@@ -251,7 +252,7 @@ class Pipeline:
         seen = folding.progress(session)
         if self._is_anothers(seen) and not self._is_left_undone(session, seen):
             return None
-        folding.lock_fold(session)
+        self._transaction = folding.lock_fold(session, self._transaction)
         progress = folding.progress(session)
         if progress != seen and self._is_anothers(progress):
             return None  # it held the lock, and got on

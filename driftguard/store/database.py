@@ -33,8 +33,10 @@ from sqlalchemy import (
     URL,
     BigInteger,
     Connection,
+    DateTime,
     Engine,
     Float,
+    Integer,
     TextClause,
     bindparam,
     create_engine,
@@ -71,7 +73,7 @@ _WORK = "work"  # in `Connection.info`: what the server was last told about
 # Without being a superuser, sessions of one's own role may be seen and ended.
 _TAKE_LOCK: Final = text(
     """
-    SELECT CASE WHEN NOT pg_try_advisory_xact_lock(:key) THEN (
+    SELECT pg_backend_pid(), now(), CASE WHEN NOT pg_try_advisory_xact_lock(:key) THEN (
         SELECT pg_advisory_xact_lock(:key)::text
         FROM (
             SELECT count(pg_terminate_backend(holder.pid)) AS ended
@@ -80,8 +82,11 @@ _TAKE_LOCK: Final = text(
               AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database())
               AND ((held.classid::bigint << 32) | held.objid::bigint) = :key
               AND holder.usename = current_user
-              AND holder.state = 'active' AND holder.wait_event = 'ClientRead'
-              AND holder.state_change < clock_timestamp() - make_interval(secs => :silence_seconds)
+              AND (
+                  (holder.pid, holder.xact_start) = (:abandoned_pid, :abandoned_since)
+                  OR holder.state = 'active' AND holder.wait_event = 'ClientRead'
+                  AND holder.state_change < clock_timestamp() - make_interval(secs => :silence_seconds)
+              )
         ) AS silent
         WHERE ended >= 0  -- so that the lock is waited for afterwards
     ) END
@@ -151,8 +156,9 @@ class Work:
 
 # Senders wait for it, and send again what was not acknowledged.
 INGEST: Final = Work("ingest", statement_seconds=10, lock_seconds=8, idle_seconds=30)
-# Waits for the batch of another sidecar, and computes between its statements.
-FOLD: Final = Work("fold", statement_seconds=45, lock_seconds=45, idle_seconds=300)
+# Waits for the batch of another sidecar, and computes between its statements: for seconds, as a batch that
+# ran out of this time is followed by smaller ones.
+FOLD: Final = Work("fold", statement_seconds=45, lock_seconds=45, idle_seconds=60)
 # Pages, API calls, jobs: whatever asks for nothing else.
 REQUEST: Final = Work("request", statement_seconds=30, lock_seconds=5, idle_seconds=300)
 # What recurs in the background: looking around, diagnoses, costs.
@@ -498,14 +504,19 @@ def _prepare_connection(connection: psycopg.Connection[Any], _record: object) ->
 
 
 def taking_lock(key: int, work: Work) -> TextClause:
-    """The statement that takes an advisory lock until the transaction ends.
+    """The statement that takes an advisory lock until the transaction ends, and gives which one that is: the
+    server's process id and the time at which it began.
 
     It waits for the holder, but ends one that has sent half of a message and no more for longer than `work`
     waits. No limit of the server ends that: a cancelled statement waits for the rest, and the session is not
     idle. Nor do keepalives where a pooler is in between, or a frozen process whose kernel answers them.
+    Executed with `abandoned_pid` and `abandoned_since`, it also ends that transaction, if it is the holder.
     """
     return _TAKE_LOCK.bindparams(
-        bindparam("key", key, BigInteger), bindparam("silence_seconds", work.silence_seconds, Float)
+        bindparam("key", key, BigInteger),
+        bindparam("silence_seconds", work.silence_seconds, Float),
+        bindparam("abandoned_pid", None, Integer),
+        bindparam("abandoned_since", None, DateTime(timezone=True)),
     )
 
 

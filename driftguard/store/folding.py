@@ -105,9 +105,19 @@ def expect_writable(session: Session) -> None:
     session.execute(DELETES_NOTHING)
 
 
-def lock_fold(session: Session) -> None:
-    """One fold at a time over all processes; held until the transaction ends."""
-    session.execute(_LOCK)
+class Transaction(NamedTuple):
+    """Of the server."""
+
+    pid: int | None = None
+    since: datetime | None = None
+
+
+def lock_fold(session: Session, before: Transaction = Transaction()) -> Transaction:
+    """One fold at a time over all processes; held until the transaction ends, which is returned. `before`:
+    the one of the caller's last fold. Should it still hold the lock, its connection failed, which behind a
+    pooler the server may not have heard of: then it is ended."""
+    taken = session.execute(_LOCK, {"abandoned_pid": before.pid, "abandoned_since": before.since}).one()
+    return Transaction(*taken[:2])
 
 
 class Progress(NamedTuple):

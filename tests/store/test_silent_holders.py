@@ -14,6 +14,7 @@ from sqlalchemy import text
 
 from driftguard.detection import DetectorConfig
 from driftguard.metrics import Metrics
+from driftguard.pipeline import fold_loop
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.store import captures, folding, partitions
 from driftguard.store.captures import CapturedRequest, insert_captures
@@ -22,6 +23,7 @@ from driftguard.store.records import insert_batches
 from driftguard.store.streams import StreamRegistry
 from tests.alerting.http_receiver import wait_until
 from tests.pipeline.traffic import Traffic, store
+from tests.store.black_hole import black_hole
 from tests.store.samples import make_records
 
 LONG = Work("work", statement_seconds=30, lock_seconds=20, idle_seconds=60)
@@ -73,6 +75,41 @@ def test_the_fold_goes_on_although_the_one_before_went_silent(
     store(database, Traffic(seed=3).draw(10, {"chat": 0.75}))
     with silent_holder(database):
         assert Pipeline(database, DetectorConfig(), Metrics()).fold_batch() == 10
+
+
+def test_the_fold_goes_on_although_the_network_ended_between_two_of_its_statements(
+    database: Database, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its session has the lock, and waits for a statement that was sent and never arrives."""
+    monkeypatch.setattr(fold_loop, "FOLD", Work("fold", statement_seconds=3, lock_seconds=2, idle_seconds=60))
+    store(database, Traffic(seed=3).draw(10, {"chat": 0.75}))
+    with ExitStack() as stack:
+        hole = stack.enter_context(black_hole(database_url))
+        far = Database.open(hole.url)
+        stack.callback(far.close)
+
+        def swallow(*_: object) -> None:
+            hole.hold("to_database", new_connections=False)
+
+        pipeline = Pipeline(far, DetectorConfig(), Metrics(), after_fold=[swallow])
+        with pytest.raises(DatabaseTimeout, match="no answer"):
+            pipeline.fold_batch()
+        monkeypatch.setattr(hole, "hold", lambda *_, **__: None)
+        assert pipeline.fold_batch() == 10
+
+
+def test_the_fold_waits_for_that_of_another_sidecar_between_two_statements(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fold_loop, "FOLD", SHORT)
+    store(database, Traffic(seed=3).draw(10, {"chat": 0.75}))
+    pipeline = Pipeline(database, DetectorConfig(), Metrics())
+    with database.session(LONG) as session:
+        folding.lock_fold(session)
+        for _ in range(2):
+            with pytest.raises(DatabaseTimeout, match="for a lock"):
+                pipeline.fold_batch()
+        assert session.scalar(text("SELECT true"))
 
 
 def test_captures_are_kept_although_another_sender_of_them_went_silent(

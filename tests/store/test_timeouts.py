@@ -192,6 +192,11 @@ def test_every_kind_of_work_but_an_upgrade_has_an_end(name: str) -> None:
     assert 0 < limits.idle_seconds <= 300
 
 
+def test_what_the_fold_of_a_frozen_process_locked_is_free_after_a_minute(database: Database) -> None:
+    with database.session(FOLD) as session:
+        assert session.scalar(text("SHOW idle_in_transaction_session_timeout")) == "1min"
+
+
 def test_a_new_connection_watches_its_socket_unless_the_url_says_otherwise() -> None:
     ours = connect_parameters({})
     assert (ours["keepalives"], ours["tcp_user_timeout"], ours["connect_timeout"]) == (1, 20_000, 5)
