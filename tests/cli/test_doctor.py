@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -115,6 +116,21 @@ def test_sources_of_the_running_sidecar_alone(
     }
     assert checks["source gone"]["state"] == "failed"
     assert f"{silent}/metrics: unreachable" in checks["source gone"]["found"]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["hello", "[]", '{"sources": 5}', '{"sources": [{"server": "chat"}]}', "[" * 100_000],
+    ids=["no JSON", "no document", "no list", "no source", "too deep"],
+)
+def test_a_sidecar_whose_status_cannot_be_read_has_no_sources_to_tell(patient: Patient, answer: str) -> None:
+    pages = {"/readyz": ok(lambda: '{"status": "ready"}'), "/api/v1/status": ok(lambda: answer)}
+    with served(pages) as server:
+        patient.settings[2] = f"port = {server.url.rpartition(':')[2]}"
+        checks = patient.checked()
+    assert [name for name in checks if name.startswith("source")] == ["sources"]
+    assert "none are scraped" in checks["sources"]["found"]
+    assert checks["sidecar"]["state"] == "ok"
 
 
 def test_people_get_a_line_with_the_fix_below(patient: Patient) -> None:
@@ -305,6 +321,35 @@ def test_a_source_that_answers_but_does_not_speak(
     assert check["state"] == "failed"
     assert found in check["found"]
     assert fix in check["fix"]
+
+
+def test_several_servers_behind_one_address_are_no_source(patient: Patient) -> None:
+    """As behind a load balancer, which may give two connections in a row to the same one."""
+    servers = [FakeVllm(), FakeVllm()]
+    servers[1].started_at += 100.0
+    for server in servers:
+        server.serve([2, 3])
+    turns = itertools.cycle([servers[0], servers[0], servers[1]])
+    with served({"/metrics": ok(lambda: next(turns).text())}) as balancer:
+        patient.settings += source(balancer.url)
+        check = patient.checked()["source chat"]
+    assert check["state"] == "failed"
+    assert "several servers answer in turns" in check["found"]
+    assert "a source of its own" in check["fix"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [("hello", "JSON is malformed"), ('{"server": "chat"}', "missing required field `target`")],
+    ids=["no JSON", "another document"],
+)
+def test_an_engine_whose_answer_cannot_be_read(patient: Patient, answer: str, found: str) -> None:
+    with served({"/admin/info": ok(lambda: answer)}) as server:
+        patient.settings += ["[[engines]]", 'server = "chat"', f'admin_url = "{server.url}"']
+        check = patient.checked()["engine chat"]
+    assert check["state"] == "failed"
+    assert f"no DriftGuard engine answers at {server.url}: " in check["found"]
+    assert found in check["found"]
 
 
 @pytest.mark.parametrize(

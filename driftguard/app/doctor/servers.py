@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 from uuid import uuid4
 
 import aiohttp
@@ -36,7 +36,14 @@ TEST_PAGE: Final = "Test page of `driftguard doctor`: nothing has happened."
 _UNREAD: Final = ("unreachable", "unreadable", "metrics_hidden")
 _UNUSABLE: Final = (*_UNREAD, "not_speculating", "incomplete")
 _SOURCE_FIX: Final = "url, kind and api_key of this source, and that it is reached from here"
-_Reading = tuple[Source, Scraped, datetime | None]  # the last: what the server's clock told
+LOOKS: Final = 4  # at a source, since a load balancer may choose the same server for two in a row
+
+
+class _Reading(NamedTuple):
+    source: Source
+    scraped: Scraped
+    date: datetime | None  # by the server's clock
+    processes: frozenset[float]  # when those started that have answered, where they tell
 
 
 def _sidecar_url(settings: Settings) -> str:
@@ -83,22 +90,23 @@ def _in_time(ask: Callable[[], T]) -> T:
 
 
 def sources(settings: Settings) -> Iterator[Finding]:
-    """Each is read once, as the sidecar does; nothing is stored. With none in the settings, what the running
-    sidecar says of its own: its command line may name some."""
+    """Each is read as by the sidecar, a few times; nothing is stored. With none in the settings, what the
+    running sidecar says of its own: its command line may name some."""
     if not settings.sources:
         told = _scraped_by_the_sidecar(settings)
         fix = "[[sources]] or --source, if your servers do not send records by themselves"
         yield from told or [Finding("sources", "ok", f"none are scraped; {fix}")]
         return
     try:
-        found = sources_of(settings.sources)
+        looks = [sources_of(settings.sources) for _ in range(LOOKS)]
     except DriftGuardError as error:
         yield Finding("sources", "failed", str(error), "[[sources]] in the settings")
         return
-    for source, scraped, date in asyncio.run(_read_all(settings, found)):
-        yield _source(source, scraped)
-        if date is not None:
-            yield clock(f"clock of {source.identity.server}", date, scraped.at, tolerance_seconds=1.0)
+    for reading in asyncio.run(_read_all(settings, list(zip(*looks, strict=True)))):
+        yield _source(reading)
+        if reading.date is not None:
+            name = f"clock of {reading.source.identity.server}"
+            yield clock(name, reading.date, reading.scraped.at, tolerance_seconds=1.0)
 
 
 def _scraped_by_the_sidecar(settings: Settings) -> list[Finding]:
@@ -119,8 +127,19 @@ def _scraped_by_the_sidecar(settings: Settings) -> list[Finding]:
     ]
 
 
-async def _read_all(settings: Settings, found: Sequence[Source]) -> list[_Reading]:
-    return await asyncio.gather(*(_read(settings, source) for source in found))
+async def _read_all(settings: Settings, found: Sequence[Sequence[Source]]) -> list[_Reading]:
+    return await asyncio.gather(*(_read_again(settings, same) for same in found))
+
+
+async def _read_again(settings: Settings, same: Sequence[Source]) -> _Reading:
+    """Over a connection of its own each time, until it is known that one alone does not answer."""
+    processes: frozenset[float] = frozenset()
+    for source in same:
+        reading = await _read(settings, source)
+        processes |= reading.processes
+        if not reading.processes or len(processes) > 1:
+            break
+    return reading._replace(processes=processes)
 
 
 async def _read(settings: Settings, source: Source) -> _Reading:
@@ -134,7 +153,9 @@ async def _read(settings: Settings, source: Source) -> _Reading:
     trace.on_request_end.append(note)
     async with open_client(settings.scraping, [trace]) as client:
         scraped = await scrape(client, source, _store_nothing)
-    return source, scraped, dates[-1] if dates else None
+    started_at = source.before.started_at if source.before else None
+    processes = frozenset() if started_at is None else frozenset([started_at])
+    return _Reading(source, scraped, dates[-1] if dates else None, processes)
 
 
 def _store_nothing(_records: Sequence[object]) -> Future[BatchResult]:
@@ -148,10 +169,16 @@ def _date(text: str) -> datetime | None:
         return None
 
 
-def _source(source: Source, scraped: Scraped) -> Finding:
+def _source(reading: _Reading) -> Finding:
+    source, scraped = reading.source, reading.scraped
     check, where = f"source {source.identity.server}", source.shown_url
     if scraped.condition in _UNREAD:
         return Finding(check, "failed", f"{where}: {scraped.condition}: {scraped.detail}", _SOURCE_FIX)
+    if len(reading.processes) > 1:
+        told = "several servers answer in turns, as behind a load balancer: no window would be of one of them"
+        return Finding(
+            check, "failed", f"{where}: {told}", "a source of its own for each, at its own address"
+        )
     name = source.adapter.name if source.adapter else "unknown"
     if scraped.condition == "not_speculating":
         return Finding(check, "failed", f"{where}: no counters of acceptance", scraped.detail)
