@@ -81,7 +81,8 @@ _NEWEST = text(
     """  # noqa: S608 (constants only)
 )
 # Stream and seq are compared together, which only the index of both can do: in every window, PostgreSQL would
-# otherwise often go through the seqs of all streams.
+# otherwise often go through the seqs of all streams. The window's end is left to `most`: before version 18
+# such a comparison ends no scan, which would go on to the newest request of the stream.
 _IN_WINDOWS = text(
     f"""
     WITH found AS (
@@ -89,10 +90,11 @@ _IN_WINDOWS = text(
         CROSS JOIN unnest(CAST(:starts AS bigint[])) AS start
         CROSS JOIN LATERAL (
             SELECT {_COLUMNS} FROM records
-            WHERE (stream_id, seq) > (stream, start) AND (stream_id, seq) <= (stream, start + :width)
+            WHERE (stream_id, seq) > (stream, start) AND stream_id <= stream
               AND kind <> 'probe' AND ended_at >= :since
             ORDER BY stream_id, seq LIMIT :most
         ) AS each
+        WHERE each.seq <= start + :width
     ) {_THINNED}
     WHERE place % greatest(total / :limit, 1) = 0
     ORDER BY seq
