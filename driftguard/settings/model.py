@@ -493,7 +493,9 @@ class MetricsSettings(_Group):
 
 class ProxySettings(_Group):
     upstream: str | None = Field(None, description="Base URL of the server behind `driftguard proxy`.")
-    host: str = Field("127.0.0.1", description="Address the proxy binds; it has no keys of its own.")
+    host: str = Field(
+        "127.0.0.1", min_length=1, description="Address the proxy binds; it has no keys of its own."
+    )
     port: Annotated[int, Field(ge=0, le=65535)] = Field(8300, description="Port of the proxy.")
     admin_port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
         None, description="Port for the proxy's own health and metrics; none without it."
@@ -583,7 +585,9 @@ class Settings(_NoSwitchForANumber, BaseSettings):
     data_dir: Path = Field(
         Path("~/.local/share/driftguard"), description="Embedded database, candidates, spool files."
     )
-    host: str = Field("127.0.0.1", description="Address to bind; any other than loopback needs an API key.")
+    host: str = Field(
+        "127.0.0.1", min_length=1, description="Address to bind; any other than loopback needs an API key."
+    )
     port: Annotated[int, Field(ge=0, le=65535)] = Field(8200, description="Port of the sidecar.")
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="debug to error.")
     engines: list[EngineSettings] = Field(default_factory=list, description="Engines that accept new drafts.")

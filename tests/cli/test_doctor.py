@@ -357,9 +357,15 @@ def test_an_engine_whose_answer_cannot_be_read(patient: Patient, answer: str, fo
     [
         ((200, '{"status": "ready"}'), "ok", "ready at"),
         ((503, '{"detail": "the detector is far behind"}'), "failed", "the detector is far behind"),
+        (
+            (503, '{"title": "Detector behind", "detail": "the detector is 7 records behind"}'),
+            "failed",
+            ": the detector is 7 records behind",
+        ),
+        ((503, '["busy"]'), "failed", ": ['busy']"),
         ((200, "hello"), "failed", "another server answers"),
     ],
-    ids=["ready", "not ready", "another server"],
+    ids=["ready", "not ready", "in words", "another document", "another server"],
 )
 def test_the_sidecar_of_these_settings(
     patient: Patient, answer: tuple[int, str], state: str, found: str
@@ -370,6 +376,7 @@ def test_the_sidecar_of_these_settings(
         check = patient.checked()["sidecar"]
     assert check["state"] == state
     assert found in check["found"]
+    assert "title" not in check["found"]
 
 
 def test_servers_that_are_not_there(patient: Patient) -> None:

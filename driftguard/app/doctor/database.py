@@ -37,7 +37,7 @@ def database(settings: Settings) -> Iterator[Finding]:
         except (DatabaseUnavailable, BadSettings) as error:
             fix = (
                 "set database_url (DRIFTGUARD_DATABASE_URL) to a PostgreSQL that this machine reaches, "
-                "with a role, password and certificates that it takes"
+                "with a role, password and certificates that it takes; its own log says why it refuses"
             )
             yield Finding("database", "failed", str(error), fix)
             return

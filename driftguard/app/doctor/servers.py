@@ -66,7 +66,8 @@ def sidecar(settings: Settings) -> Iterator[Finding]:
         yield Finding("sidecar", "failed", f"another server answers at {url}", "driftguard serve --port")
     else:
         is_ready = isinstance(found, dict) and found.get("status") == "ready"
-        told = f"ready at {url}" if is_ready else f"not ready at {url}: {found}"
+        why = found.get("detail", found) if isinstance(found, dict) else found
+        told = f"ready at {url}" if is_ready else f"not ready at {url}: {why}"
         fix = "" if is_ready else "the log of driftguard serve says more"
         yield Finding("sidecar", "ok" if is_ready else "failed", told, fix)
 
