@@ -138,7 +138,7 @@ class Work:
 
     name: str
     statement_seconds: float  # one statement, waits for locks included
-    lock_seconds: float  # one wait for a lock, of a row, a table or an advisory one
+    lock_seconds: float  # one wait for a lock, of a row, a table or an advisory one; less, so that it is told
     idle_seconds: float  # an open transaction without a statement: what it locked is free afterwards
 
     @property
@@ -158,7 +158,7 @@ class Work:
 INGEST: Final = Work("ingest", statement_seconds=10, lock_seconds=8, idle_seconds=30)
 # Waits for the batch of another sidecar, and computes between its statements: for seconds, as a batch that
 # ran out of this time is followed by smaller ones.
-FOLD: Final = Work("fold", statement_seconds=45, lock_seconds=45, idle_seconds=60)
+FOLD: Final = Work("fold", statement_seconds=45, lock_seconds=40, idle_seconds=60)
 # Pages, API calls, jobs: whatever asks for nothing else.
 REQUEST: Final = Work("request", statement_seconds=30, lock_seconds=5, idle_seconds=300)
 # What recurs in the background: looking around, diagnoses, costs.
@@ -168,7 +168,7 @@ EXAMINATION: Final = Work("examination", statement_seconds=15, lock_seconds=5, i
 # Partitions and retention: long, but nothing that ingest may have to queue behind.
 MAINTENANCE: Final = Work("maintenance", statement_seconds=600, lock_seconds=5, idle_seconds=60)
 # Whether the database is there at all, and locks that only have to be looked at.
-CHECK: Final = Work("check", statement_seconds=3, lock_seconds=3, idle_seconds=30)
+CHECK: Final = Work("check", statement_seconds=3, lock_seconds=2, idle_seconds=30)
 # Somebody waits for it at a terminal; it may rewrite tables.
 UPGRADE: Final = Work("upgrade", statement_seconds=0, lock_seconds=0, idle_seconds=0)
 # The job queue: short statements, on connections of its own.
