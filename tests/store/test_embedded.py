@@ -14,7 +14,7 @@ import psutil
 import psycopg
 import pytest
 
-from driftguard.errors import BadSettings
+from driftguard.errors import BadSettings, DatabaseUnavailable
 from driftguard.settings import Settings
 from driftguard.store.embedded import database_url, start_embedded
 
@@ -147,6 +147,17 @@ def test_without_the_extra_it_says_what_to_do(data_dir: Path, monkeypatch: pytes
         start_embedded(data_dir),
     ):
         pass
+
+
+def test_a_database_that_cannot_be_made_says_why(data_dir: Path) -> None:
+    (data_dir / "postgres").mkdir(parents=True)
+    (data_dir / "postgres" / "lost+found").touch()
+    with (
+        pytest.raises(DatabaseUnavailable, match="exists but is not empty") as refused,
+        start_embedded(data_dir),
+    ):
+        pass
+    assert "its log" not in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ["with space", "file"])
