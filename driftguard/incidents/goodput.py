@@ -34,7 +34,7 @@ from driftguard.incidents.opening import Paging
 from driftguard.records.documents.goodput import AcceptanceMove, GoodputChange, GoodputWatch, Rivalry, Watched
 from driftguard.records.documents.incident import ChangedSegment, IncidentEvidence
 from driftguard.store import goodput_watches, incidents, streams
-from driftguard.store.database import CHORE, Database
+from driftguard.store.database import CHORE, Database, DatabaseTimeout
 from driftguard.store.tables import ABOVE_EVERY_SEQ, Incident, Stream
 
 LOOK_EVERY: Final = timedelta(minutes=5)
@@ -64,6 +64,10 @@ def refresh(
         try:
             if look(database, stream_id, paging, now, false_alarm_days):
                 on_opened()
+        except DatabaseTimeout as error:
+            if error.reason != "statement" or failure is not None:
+                raise
+            failure = error  # of this stream alone, so far: it must not keep the others from being watched
         except DatabaseUnavailable:
             raise
         except Exception as error:

@@ -8,12 +8,15 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, text
+from sqlalchemy.orm import Session
 
+from driftguard.incidents import goodput
+from driftguard.incidents.opening import NOBODY
 from driftguard.records import AcceptanceRecord
 from driftguard.store import goodput_watches
-from driftguard.store.database import Database
-from driftguard.store.tables import Record, Stream
+from driftguard.store.database import Database, DatabaseTimeout, Work
+from driftguard.store.tables import GoodputWatchRow, Record, Stream
 from tests.cost.goodput_traffic import Machine
 from tests.incidents.test_cost_measurement import records
 from tests.incidents.test_goodput import Served, found
@@ -76,6 +79,29 @@ def test_requests_after_a_pause_are_read_no_more_often_than_others(database: Dat
     rows = [row for after in range(1, last // 2, last // 40) for row in read(database, after)]
     assert len(rows) > 500
     assert np.mean([row.request.segment == "first" for row in rows]) == pytest.approx(1 / 8, abs=0.04)
+
+
+def test_a_stream_that_takes_too_long_keeps_no_other_from_being_watched(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng, machine = np.random.default_rng(46), Machine(clock=datetime.now(UTC).timestamp() - 9e4)
+    for server in ("slow", "chat", "mail"):
+        batch = records(rng, machine.serve(rng, 5))
+        store(database, [msgspec.structs.replace(one, server=server) for one in batch])
+    read_all, impatient = goodput_watches.after, Work("chore", 3.0, 2.0, 60.0)
+
+    def after(session: Session, stream: Stream, seq: int) -> list[Any]:
+        if stream.server == "slow":
+            session.execute(text("SELECT pg_sleep(60)"))
+        return read_all(session, stream, seq)
+
+    monkeypatch.setattr(goodput_watches, "after", after)
+    monkeypatch.setattr(goodput, "CHORE", impatient)
+    with pytest.raises(DatabaseTimeout):
+        goodput.refresh(database, NOBODY, datetime.now(UTC), false_alarm_days=90)
+    with database.session() as session:
+        seen = select(Stream.server).join(GoodputWatchRow, GoodputWatchRow.stream_id == Stream.id)
+        assert set(session.scalars(seen.where(GoodputWatchRow.looked_at.is_not(None)))) == {"chat", "mail"}
 
 
 def test_a_first_look_begins_with_the_newest(database: Database) -> None:
