@@ -501,7 +501,9 @@ class ProxySettings(_Group):
         None, description="Port for the proxy's own health and metrics; none without it."
     )
     admin_host: str = Field(
-        "127.0.0.1", description="Address of admin_port, which asks for no key; in a pod 0.0.0.0, for probes."
+        "127.0.0.1",
+        min_length=1,
+        description="Address of admin_port, which asks for no key; in a pod 0.0.0.0, for probes.",
     )
     workers: Annotated[int, Field(ge=1, le=64)] = Field(
         1, description="Processes that share the proxy's port, if one core is not enough; on Linux."

@@ -54,6 +54,7 @@ def test_command_line_then_environment_then_file(tmp_path: Path, monkeypatch: py
         ("port = true", "port: cannot be true or false"),
         ("host = ''", "host: string should have at least 1 character, not ''"),
         ("[proxy]\nhost = ''", "proxy.host: string should have at least 1 character"),
+        ("[proxy]\nadmin_host = ''", "proxy.admin_host: string should have at least 1 character"),
         ("[retention]\nrecords_days = true", "retention.records_days: cannot be true or false"),
         (
             "[[sources]]\nurl = 'http://a'\nnum_speculative_tokens = true",
