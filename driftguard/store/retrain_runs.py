@@ -265,6 +265,19 @@ def watching(session: Session, server: str, target: str, draft_version: str) -> 
     )
 
 
+def is_taken_back(run: RetrainRun) -> bool:
+    """Whether its draft is worse than the one before, or is to be rolled back for another reason."""
+    is_worse = run.state == "watching" and watch_of(run).verdict == "worse"
+    return is_worse or run.state == "rolling_back"
+
+
+def taken_back(session: Session, server: str, target: str, draft_version: str) -> RetrainRun | None:
+    """The run whose promoted draft is to be rolled back, or is being."""
+    runs = in_states(session, server, target, ("watching", "rolling_back"))
+    made = (run for run in runs if run.candidate_version == draft_version)
+    return next(filter(is_taken_back, made), None)
+
+
 def ended_ids(session: Session, run_ids: Sequence[UUID]) -> set[UUID]:
     """Which of these runs are over, so that their files may go."""
     return set(

@@ -82,14 +82,15 @@ def finish_promotion(
 
 def finish_rollback(session: Session, run: RetrainRun, parent: EngineDraft, at: datetime) -> None:
     """The engine serves the parent again: the candidate is rolled back and the incident as before."""
-    reason = f"{_why_rolled_back(run)}; {parent.version} serves again"
+    reason = f"{why_taken_back(run)}; {parent.version} serves again"
     put_in_service(session, run.server, run.target, parent, at, former="rolled_back")
     retrain_runs.end(session, run.id, "rolled_back", reason, at)
     incident_notes.end_mitigation(session, run.incident_id, reason, at)
     log.warning("draft rolled back", run=str(run.id), reason=reason)
 
 
-def _why_rolled_back(run: RetrainRun) -> str:
+def why_taken_back(run: RetrainRun) -> str:
+    """The reason for rolling back the draft of a run that is watched or is rolling back."""
     if run.state == "rolling_back":
         return retrain_runs.rollout_of(run).reason
     return why_worse(run)

@@ -116,8 +116,7 @@ def lost_draft(session: Session, info: EngineInfo) -> Draft | None:
     if known is None or known.version == info.draft.version:
         return None
     was_chosen = info.activated or info.draft.version != _first_of(session, known)
-    watched = retrain_runs.watching(session, info.server, info.target, known.version)
-    is_worse = watched is not None and retrain_runs.watch_of(watched).verdict == "worse"
+    is_worse = retrain_runs.taken_back(session, info.server, info.target, known.version) is not None
     return None if was_chosen or is_worse else known
 
 

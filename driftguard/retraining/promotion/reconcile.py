@@ -13,7 +13,8 @@ rolling out                       run rolling_out, no record of the          as 
 rolling out, cut off while live   run rolling_out, the update begun          resumed, and updated again
 rolling out, restarted            run rolling_out, records of the candidate  watching: the promotion counts
 rolling back                      run rolling_back, no record of the parent  as it is; asked for again when
-                                                                             time is up
+                                                                             time is up, of an engine whose
+                                                                             settings got an admin_url at once
 rolling back, restarted           run rolling_back, records of the parent    rolled_back
 promoted, and lost by the engine  its first draft in service, by no order    put back (put_back.py), else lost
 anything else in service          the engine was told so by somebody else    in service; a watch ends
@@ -26,7 +27,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import msgspec
 import structlog
@@ -41,7 +42,7 @@ from driftguard.retraining.promotion.draft_rows import (
     finish_promotion,
     finish_rollback,
     follow_engine,
-    why_worse,
+    why_taken_back,
 )
 from driftguard.retraining.promotion.put_back import LOST, Loss, is_lost_live, put_back_if_lost
 from driftguard.retraining.training import workspace
@@ -157,10 +158,12 @@ def _tell_replaced(session: Session, info: EngineInfo, now: datetime) -> None:
 
 
 def _roll_back_if_worse(database: Database, admin: EngineAdmin, info: EngineInfo) -> EngineDraft | None:
-    """The parent, if this has put it back into service; it is loaded first where it is not. Else None."""
+    """The parent, if this has put it back into service; it is loaded first where it is not. Else None.
+
+    Also where a restart was to do it, before the settings had the engine's admin_url."""
     with database.session() as session:
-        run = retrain_runs.watching(session, info.server, info.target, info.draft.version)
-        if run is None or retrain_runs.watch_of(run).verdict != "worse" or run.parent_version is None:
+        run = retrain_runs.taken_back(session, info.server, info.target, info.draft.version)
+        if run is None or run.parent_version is None:
             return None
         parent = drafts.find(session, info.server, info.target, run.parent_version)
         directory = parent.directory if parent else None
@@ -169,9 +172,9 @@ def _roll_back_if_worse(database: Database, admin: EngineAdmin, info: EngineInfo
             admin.load(Path(directory), run.parent_version)
         return admin.activate(run.parent_version)
     except EngineRefused as error:  # it is asked again, and the worse draft serves until then
-        reason = f"{why_worse(run)}; draft {run.parent_version} cannot be put back: {error.detail}"
+        reason = f"{why_taken_back(run)}; draft {run.parent_version} cannot be put back: {error.detail}"
         with database.session() as session:
-            retrain_runs.advance(session, run.id, "watching", reason=reason)
+            retrain_runs.advance(session, run.id, cast("retrain_runs.RunState", run.state), reason=reason)
         raise
 
 
@@ -197,7 +200,7 @@ def _settle_run(
         _fail_if_late(session, run, serving, now)
     elif run.state not in ("watching", "rolling_back"):
         _end_interrupted(session, run, f"draft {serving.version} is in service", now)
-    elif not is_candidate and _is_taken_back(run) and serving.version == run.parent_version:
+    elif not is_candidate and retrain_runs.is_taken_back(run) and serving.version == run.parent_version:
         finish_rollback(session, run, serving, now)
     elif not is_candidate:
         reason = f"promoted; no longer watched, because draft {serving.version} is in service now"
@@ -237,7 +240,3 @@ def _fail_if_late(session: Session, run: RetrainRun, serving: EngineDraft, now: 
     )
     retrain_runs.end(session, run.id, "failed", reason, now)
     incident_notes.end_mitigation(session, run.incident_id, reason, now)
-
-
-def _is_taken_back(run: RetrainRun) -> bool:
-    return run.state == "rolling_back" or retrain_runs.watch_of(run).verdict == "worse"
