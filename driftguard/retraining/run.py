@@ -150,7 +150,7 @@ def _await_restart(
             run = retrain_runs.find(session, rolling.run_id) if rolling.run_id else None
             if run is None or run.state not in retrain_runs.ROLLING_STATES:
                 break
-            is_due = restart.is_due(session, run, datetime.now(UTC))
+            is_due = restart.is_due(session, run)
         if is_due:
             try:
                 settle(database, settings, server, should_stop)

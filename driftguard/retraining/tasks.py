@@ -179,12 +179,11 @@ class RetrainingJobs:
         return {engine.server for engine in self._settings.engines}
 
     def _unsettled(self, session: Session) -> Iterator[str]:
-        now = datetime.now(UTC)
         for run in retrain_runs.unended(session):
             if run.state == "watching":
                 if retrain_runs.watch_of(run).verdict == "worse" and not _is_locked(session, run):
                     yield run.server
-            elif run.state in retrain_runs.ROLLING_STATES and not restart.is_due(session, run, now):
+            elif run.state in retrain_runs.ROLLING_STATES and not restart.is_due(session, run):
                 continue
             elif not _lives(session, run):
                 yield run.server

@@ -56,6 +56,12 @@ class Cursor(NamedTuple):
     id: UUID
 
 
+def now(session: Session) -> datetime:
+    """By the clock of the database, which a nightly job on another machine shares with the sidecar."""
+    at: datetime = session.execute(select(func.clock_timestamp())).scalar_one()
+    return at
+
+
 def numbers_of(run: RetrainRun) -> RunNumbers:
     """What is known of it so far, which may be nothing."""
     return run.numbers or RunNumbers()

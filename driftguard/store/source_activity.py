@@ -8,6 +8,7 @@ from typing import Final
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from driftguard.records.documents.retraining_run import Heard, Rollout
 from driftguard.store import drafts
 from driftguard.store.tables import Stream
 
@@ -45,6 +46,46 @@ def silence(session: Session, server: str, target: str) -> timedelta | None:
     of_server = session.scalar(select(heard_at).where(Stream.server == server))
     of_target = session.scalar(select(heard_at).where(Stream.server == server, Stream.target == target))
     return None if of_server is None or of_target is None else of_server - of_target
+
+
+def heard(session: Session, server: str, target: str, version: str) -> Heard:
+    """After which a record shows that the server has begun to serve this draft."""
+    known = _stream(session, server, target, version)
+    newest = newest_stream(session, server)
+    if known is None or newest is None:
+        return Heard()
+    ended_at = session.scalar(select(func.max(Stream.traffic_ended_at)).where(Stream.server == server))
+    return Heard(newest.traffic_arrived_at, ended_at)
+
+
+def stream_of_rollout(session: Session, server: str, target: str, asked: Rollout) -> Stream | None:
+    """The stream of the draft that was asked for, if a record shows that it is served."""
+    before = asked.heard or Heard(asked.asked_at, asked.asked_at)
+    if before.arrived_at is None or before.ended_at is None:
+        return _stream(session, server, target, asked.version)
+    newest = newest_stream(session, server)
+    if newest is not None and newest.traffic_arrived_at and newest.traffic_arrived_at < before.arrived_at:
+        # The sidecar's clock was set back since, and the times of streams with it: the order is left.
+        is_wanted = (newest.target, newest.draft_version) == (target, asked.version)
+        return newest if is_wanted and asked.heard is not None else None
+    found = _stream(session, server, target, asked.version)
+    if found is None or found.traffic_arrived_at is None or found.traffic_ended_at is None:
+        return None
+    is_later = found.traffic_arrived_at > before.arrived_at and found.traffic_ended_at > before.ended_at
+    return found if is_later else None
+
+
+def _stream(session: Session, server: str, target: str, version: str) -> Stream | None:
+    """The stream of this draft that was heard last; None: none was ever."""
+    wanted = (
+        Stream.server == server,
+        Stream.target == target,
+        Stream.draft_version == version,
+        Stream.method != "none",
+        Stream.traffic_arrived_at.is_not(None),
+    )
+    newest_first = Stream.traffic_arrived_at.desc(), Stream.id.desc()
+    return session.scalars(select(Stream).where(*wanted).order_by(*newest_first).limit(1)).first()
 
 
 def stream_since(session: Session, server: str, target: str, version: str, since: datetime) -> Stream | None:

@@ -153,11 +153,22 @@ class Watch:
 
 
 @dataclass(frozen=True, slots=True)
-class Rollout:
-    """A rollout or rollback under way: it waits for records of draft `version` that end and arrive after
-    `asked_at`, which show that the draft is served.
+class Heard:
+    """When the newest record of a server had arrived and ended, by the clock of the sidecar that received it
+    and by the server's: a later record is later by the same clocks. Null: none of the draft had come."""
 
-    until: after this time a promotion has failed, and a rollback is tried again. reason: of a rollback.
+    arrived_at: datetime | None = None
+    ended_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """A rollout or rollback under way: it waits for records of draft `version` that end and arrive after what
+    was `heard` when it was asked for, which show that the draft is served.
+
+    asked_at, until: by the clock of the database; after `until` a promotion has failed, and a rollback is
+    tried again. heard: null where an earlier version asked; then they end and arrive after asked_at. reason:
+    of a rollback.
     output: the end of what the command printed or the webhook answered. live: whether the draft is loaded
     without a restart; while it is `begun` the server may be paused. not_live: why a restart was asked for
     where engines.update_url is set.
@@ -170,6 +181,7 @@ class Rollout:
     output: str = ""
     live: Literal["no", "begun", "done"] = "no"
     not_live: str = ""
+    heard: Heard | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

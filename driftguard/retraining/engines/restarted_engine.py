@@ -53,9 +53,7 @@ class RestartedEngine:
                 session, stream.server, stream.target, retrain_runs.ROLLING_STATES
             ):
                 asked = retrain_runs.rollout_of(run)
-                came = source_activity.stream_since(
-                    session, run.server, run.target, asked.version, asked.asked_at
-                )
+                came = source_activity.stream_of_rollout(session, run.server, run.target, asked)
                 stream = came or stream
             return EngineInfo(
                 server=stream.server,

@@ -53,7 +53,7 @@ def _targets(database: Database, server: str) -> set[str]:
 
 def _stuck(session: Session, server: str, target: str) -> list[RetrainRun]:
     """What was ordered had its time, and what is worse was to be rolled back at once."""
-    now = datetime.now(UTC)
+    now = retrain_runs.now(session)
     return [
         run
         for run in retrain_runs.in_states(session, server, target, _STATES)

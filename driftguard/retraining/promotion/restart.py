@@ -47,6 +47,8 @@ def promote(
 ) -> RetrainOutcome:
     """Ends rolling_out or failed. Where nobody knows, the outcome is failed, the run rolling_out."""
     before = job.info.draft
+    with job.database.session() as session:
+        asked_at = retrain_runs.now(session)
     order = Order(
         action="promote",
         run_id=run_id,
@@ -57,7 +59,7 @@ def promote(
         draft_version=version,
         previous_path=before.directory,
         previous_version=before.version,
-        asked_at=datetime.now(UTC),
+        asked_at=asked_at,
     )
     advance(job, run_id, "promoting", f"asking for draft {version}")
     try:
@@ -77,12 +79,13 @@ def promote(
 def roll_back_if_due(database: Database, engine: RestartedEngine, info: EngineInfo) -> None:
     """Orders the draft before, where the watch says so; again where that was not done in time."""
     with database.session() as session:
-        found = _due_rollback(session, info, datetime.now(UTC))
+        now = retrain_runs.now(session)
+        found = _due_rollback(session, info, now)
         if found is None:
             return
         run, reason = found
         parent = drafts.find(session, run.server, run.target, run.parent_version or "")
-        order = _order("roll_back", run, run.parent_version or "", parent, info.draft)
+        order = _order("roll_back", run, run.parent_version or "", parent, info.draft, now)
     reply = _give(database, engine, order, "rolling_back", reason)
     if reply.refusal is not None:
         log.error("rollback refused; it is asked for again", run=str(run.id), after=str(ASK_AGAIN_AFTER))
@@ -100,7 +103,8 @@ def roll_back_by_hand(
         if run is None:
             raise Conflict(f"the run that promoted draft {info.draft.version} is no longer stored")
         state, ended_at, numbers = cast("retrain_runs.RunState", run.state), run.ended_at, run.numbers
-        order = _order("roll_back", run, run.parent_version or "", parent, info.draft)
+        now = retrain_runs.now(session)
+        order = _order("roll_back", run, run.parent_version or "", parent, info.draft, now)
     reply = _give(database, engine, order, "rolling_back", reason)
     if reply.refusal is not None:
         with database.session() as session:
@@ -111,13 +115,18 @@ def roll_back_by_hand(
 
 def go_on(database: Database, engine: RestartedEngine, info: EngineInfo) -> None:
     """Carries out a live update again that was cut off. Waits on for records of a draft that was loaded live
-    and is served, as the server says. Raises EngineRefused.
+    and is served, as the server says; and no longer than at first where the clock was set back. Raises
+    EngineRefused.
     """
     with database.session() as session:
         rolling = retrain_runs.in_states(session, info.server, info.target, retrain_runs.ROLLING_STATES)
+        now = retrain_runs.now(session)
     for run in rolling:
         state = cast("_Rolling", run.state)
-        asked, now = retrain_runs.rollout_of(run), datetime.now(UTC)
+        asked = retrain_runs.rollout_of(run)
+        if now < asked.asked_at:
+            asked = replace(asked, asked_at=now, until=now + (asked.until - asked.asked_at))
+            _store(database, run.id, state, asked)
         if asked.live == "begun":
             _update_again(database, engine, info, run, state)
         is_late = asked.live == "done" and now >= asked.until
@@ -143,7 +152,9 @@ def _update_again(
     state: _Rolling,
 ) -> None:
     asked = retrain_runs.rollout_of(run)
-    not_live = replace(asked, live="no", until=datetime.now(UTC) + ASK_AGAIN_AFTER)
+    with database.session() as session:
+        until = retrain_runs.now(session) + ASK_AGAIN_AFTER
+    not_live = replace(asked, live="no", until=until)
     log.error("a live update was cut off; the server is resumed", run=str(run.id), server=run.server)
     if engine.live is None:
         _store(database, run.id, state, not_live)
@@ -171,9 +182,9 @@ def _order_again(
     asked = retrain_runs.rollout_of(run)
     with database.session() as session:
         wanted = drafts.find(session, run.server, run.target, asked.version)
-    order = _order(
-        "promote" if state == "rolling_out" else "roll_back", run, asked.version, wanted, info.draft
-    )
+        now = retrain_runs.now(session)
+    action: Literal["promote", "roll_back"] = "promote" if state == "rolling_out" else "roll_back"
+    order = _order(action, run, asked.version, wanted, info.draft, now)
     return _give(database, engine, order, state, asked.reason).refusal
 
 
@@ -185,14 +196,14 @@ def under_way(session: Session, info: EngineInfo) -> str | None:
     return None
 
 
-def is_due(session: Session, run: RetrainRun, now: datetime) -> bool:
-    """Whether the run can be settled: the record that it waits for has arrived, or has not in time; or a live
-    update was cut off."""
+def is_due(session: Session, run: RetrainRun) -> bool:
+    """Whether the run can be settled: the record that it waits for has arrived, or has not in time, or the
+    clock was set back; or a live update was cut off."""
     asked = retrain_runs.rollout_of(run)
     if asked.live == "begun":
         return True
-    came = source_activity.stream_since(session, run.server, run.target, asked.version, asked.asked_at)
-    return came is not None or now >= asked.until
+    came = source_activity.stream_of_rollout(session, run.server, run.target, asked)
+    return came is not None or not asked.asked_at <= retrain_runs.now(session) < asked.until
 
 
 def _due_rollback(session: Session, info: EngineInfo, now: datetime) -> tuple[RetrainRun, str] | None:
@@ -216,6 +227,7 @@ def _order(
     version: str,
     wanted: Draft | None,
     serving: EngineDraft,
+    asked_at: datetime,
 ) -> Order:
     return Order(
         action=action,
@@ -227,7 +239,7 @@ def _order(
         draft_version=version,
         previous_path=serving.directory,
         previous_version=serving.version,
-        asked_at=datetime.now(UTC),
+        asked_at=asked_at,
     )
 
 
@@ -244,15 +256,19 @@ def _give(
     """
     wait = timedelta(seconds=engine.rules.promote_wait_seconds)
     longest = timedelta(seconds=engine.rules.promote_timeout_seconds) + wait
-    asked = Rollout(order.draft_version, order.asked_at, order.asked_at + longest, reason)
+    with database.session() as session:
+        heard = source_activity.heard(session, order.server, order.target, order.draft_version)
+    until = order.asked_at + longest
+    asked = Rollout(order.draft_version, order.asked_at, until, reason, heard=heard)
     reply = None
     if engine.live is not None:
         reply, asked = _update_live(database, engine.live, order, state, asked)
     if reply is None:
         reply = _ask_for_restart(database, engine, order, state, asked)
     after = wait if reply.refusal is None else ASK_AGAIN_AFTER
-    asked = replace(asked, until=datetime.now(UTC) + after, output=reply.output)
-    _store(database, order.run_id, state, asked)
+    with database.session() as session:
+        until = retrain_runs.now(session) + after
+    _store(database, order.run_id, state, replace(asked, until=until, output=reply.output))
     return reply
 
 
