@@ -3,7 +3,7 @@ the database shows them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -13,7 +13,7 @@ from sqlalchemy.dialects.postgresql import Insert, insert
 from sqlalchemy.orm import Session
 
 from driftguard.adapters.condition import Condition
-from driftguard.records import Fidelity
+from driftguard.records import FUTURE_TOLERANCE, Fidelity
 from driftguard.store.tables import Record, ServerStart, ServerVersion, Source
 
 PUSHED: Final = "OTLP"  # in place of the address of a scraped server
@@ -46,7 +46,7 @@ def store(session: Session, states: Sequence[SourceState]) -> None:
     """Replaces the rows of these servers, and removes those that were forgotten. Keeps every start, and
     since when each version is known."""
     _replace(session, states, {})
-    _note_starts(session, {state.server: state.started_at for state in states if state.started_at})
+    _note_starts(session, states)
     _note_versions(session, [state for state in states if state.version])
     newest = max(state.scraped_at for state in states)
     session.execute(delete(Source).where(Source.scraped_at < newest - FORGOTTEN_AFTER))
@@ -63,15 +63,19 @@ def store_pushed(session: Session, states: Sequence[SourceState]) -> None:
     _replace(session, states, kept)
 
 
-def _note_starts(session: Session, found: Mapping[str, datetime]) -> None:
-    """Stores those that are new, and removes of their servers those that are long past."""
+def _note_starts(session: Session, states: Sequence[SourceState]) -> None:
+    """Stores those that are new, and removes of their servers those that are long past, or told by a clock
+    that was ahead."""
+    found = {state.server: (state.started_at, state.scraped_at) for state in states if state.started_at}
     newest = select(ServerStart.server, func.max(ServerStart.started_at)).group_by(ServerStart.server)
     known = dict(session.execute(newest.where(ServerStart.server.in_(found))).all())
-    for server, started_at in found.items():
+    for server, (started_at, now) in found.items():
+        outdated = ServerStart.started_at < started_at - STARTS_KEPT
         if server in known and started_at < known[server] + SAME_START:
-            continue
-        old = started_at - STARTS_KEPT
-        session.execute(delete(ServerStart).where(ServerStart.server == server, ServerStart.started_at < old))
+            if started_at > known[server] - SAME_START or known[server] <= now + FUTURE_TOLERANCE:
+                continue
+            outdated |= ServerStart.started_at > now + FUTURE_TOLERANCE
+        session.execute(delete(ServerStart).where(ServerStart.server == server, outdated))
         values = insert(ServerStart).values(server=server, started_at=started_at)
         session.execute(values.on_conflict_do_nothing())
 
@@ -80,6 +84,9 @@ def _note_versions(session: Session, states: Sequence[SourceState]) -> None:
     """Stores those that differ from the last of the same server."""
     known = versions(session, [state.server for state in states])
     for state in states:
+        if (last := known.get(state.server)) and last.noticed_at > state.scraped_at + FUTURE_TOLERANCE:
+            _notice_before(session, state)
+    for state in states:
         last, at = known.get(state.server), state.scraped_at
         if last is None or (
             (last.kind, last.version) != (state.kind, state.version) and last.noticed_at < at
@@ -87,6 +94,15 @@ def _note_versions(session: Session, states: Sequence[SourceState]) -> None:
             arrived = session.scalar(select(func.max(Record.seq))) or 0
             row = {"server": state.server, "kind": state.kind, "version": state.version}
             session.add(ServerVersion(noticed_at=at, noticed_seq=arrived, **row))
+
+
+def _notice_before(session: Session, state: SourceState) -> None:
+    """Versions that a clock which was ahead has noticed count as noticed just before, in the same order."""
+    ahead = ServerVersion.server == state.server, ServerVersion.noticed_at >= state.scraped_at
+    found = session.scalars(select(ServerVersion).where(*ahead).order_by(ServerVersion.noticed_at)).all()
+    for number, row in enumerate(found):
+        row.noticed_at = state.scraped_at - (len(found) - number) * timedelta.resolution
+        session.flush()  # one after the other: two of them may swap places
 
 
 def versions(session: Session, servers: Sequence[str]) -> dict[str, ServerVersion]:

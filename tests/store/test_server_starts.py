@@ -55,3 +55,15 @@ def test_starts_long_past_are_removed_at_the_next_one(database: Database) -> Non
     note(database, START)
     note(database, START + timedelta(days=101))
     assert starts(database) == [START + timedelta(days=101)]
+
+
+def test_a_restart_is_kept_after_one_by_a_clock_that_was_ahead(database: Database) -> None:
+    """START is 200 days ago in these scrapes."""
+    ahead, later = START + timedelta(days=201), START + timedelta(days=199)
+    note(database, START + timedelta(days=198))
+    note(database, ahead)
+    note(database, ahead)
+    assert starts(database)[-1] == ahead
+    for _ in range(2):
+        note(database, later)
+    assert starts(database) == [START + timedelta(days=198), later]

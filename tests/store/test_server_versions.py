@@ -70,6 +70,39 @@ def test_a_change_of_the_version_is_told_where_it_is_near_the_change_of_acceptan
         assert engine_change(session, Stream(id=2, server="another"), moment, NOON) is None
 
 
+def test_versions_are_noticed_on_after_the_clock_was_set_back(database: Database) -> None:
+    """One that was noticed by the clock that was ahead counts as noticed now, which is before the next."""
+    note(database, -600, "0.31.0")
+    note(database, 1440, "0.32.0")
+    note(database, -8, "0.32.0")
+    assert kept(database) == [("vllm", "0.31.0"), ("vllm", "0.32.0")]
+    note(database, -4, "0.33.0")
+    note(database, -3, "0.33.0")
+    assert kept(database) == [("vllm", "0.31.0"), ("vllm", "0.32.0"), ("vllm", "0.33.0")]
+    with database.session() as session:
+        assert sources.versions(session, ["chat"])["chat"].version == "0.33.0"
+        found = engine_change(session, CHAT, Moment(1, NOON, 1), NOON - timedelta(minutes=30))
+    assert found is not None
+    assert found.in_words == "vLLM 0.32.0 became vLLM 0.33.0 at 11:56 UTC, 4 minutes before the change"
+
+
+def test_several_versions_that_a_clock_which_was_ahead_has_noticed_keep_their_order(
+    database: Database,
+) -> None:
+    for minutes, version in ((-600, "0.31.0"), (1440, "0.32.0"), (1450, "0.33.0"), (-4, "0.34.0")):
+        note(database, minutes, version)
+    assert [version for _, version in kept(database)] == ["0.31.0", "0.32.0", "0.33.0", "0.34.0"]
+    with database.session() as session:
+        assert sources.versions(session, ["chat"])["chat"].version == "0.34.0"
+
+
+def test_what_another_sidecar_has_noticed_a_moment_later_stays(database: Database) -> None:
+    note(database, -4, "0.31.0")
+    note(database, -3.5, "0.32.0")
+    note(database, -4, "0.31.0")
+    assert [version for _, version in kept(database)] == ["0.31.0", "0.32.0"]
+
+
 def test_the_first_version_that_is_seen_is_no_change(database: Database) -> None:
     note(database, -4, "0.32.0")
     with database.session() as session:
