@@ -63,10 +63,10 @@ class Unrecorded:
 def of_servers(session: Session, now: datetime, servers: Collection[str] | None = None) -> list[Unrecorded]:
     """Of all servers or of these, the largest share first. Left out are servers without such requests, and
     those that are known by windows of their counters alone, which are of all requests."""
-    missing = unrecorded_requests.since(session, now - PERIOD, servers)
+    missing = unrecorded_requests.since(session, now - PERIOD, now, servers)
     if not missing:
         return []
-    recorded = unrecorded_requests.recorded_since(session, now - PERIOD, missing)
+    recorded = unrecorded_requests.recorded_since(session, now - PERIOD, now, missing)
     found = []
     for server, reasons in missing.items():
         known = recorded.get(server)

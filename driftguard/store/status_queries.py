@@ -11,6 +11,7 @@ from sqlalchemy import ARRAY, BigInteger, ColumnElement, any_, func, literal, se
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.orm import Session
 
+from driftguard.records import FUTURE_TOLERANCE
 from driftguard.records.documents.retraining_run import Watch
 from driftguard.records.positions import POSITIONS_SUMMED
 from driftguard.store.tables import Draft, Incident, RetrainRun, Rollup, Stream
@@ -99,7 +100,10 @@ def requests_per_day(session: Session, now: datetime, stream_ids: Sequence[int])
         select(Rollup.stream_id, func.sum(Rollup.records), since)
         .join(Stream, Stream.id == Rollup.stream_id)
         .where(_of(stream_ids))
-        .where(Rollup.minute >= now - PRESENT, Rollup.kind != "probe", Stream.first_seen_at <= now - SHORTEST)
+        .where(
+            Rollup.minute >= now - PRESENT, Rollup.minute <= now + FUTURE_TOLERANCE, Rollup.kind != "probe"
+        )
+        .where(Stream.first_seen_at <= now - SHORTEST)
         .group_by(Rollup.stream_id, Stream.first_seen_at)
     )
     return {

@@ -11,7 +11,7 @@ from sqlalchemy import ARRAY, Text, any_, distinct, func, literal, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from driftguard.records import UnrecordedReason, UnrecordedRequests
+from driftguard.records import FUTURE_TOLERANCE, UnrecordedReason, UnrecordedRequests
 from driftguard.records.unrecorded import LATEST_AFTER
 from driftguard.store.tables import HourlyRollup, Stream, UnrecordedRow
 
@@ -68,14 +68,14 @@ def _too_many(session: Session, servers: set[str], most: int, now: datetime) -> 
 
 
 def since(
-    session: Session, after: datetime, servers: Collection[str] | None = None
+    session: Session, after: datetime, now: datetime, servers: Collection[str] | None = None
 ) -> dict[str, dict[UnrecordedReason, int]]:
-    """server -> reason -> requests, the most frequent first, in the hours that began after that moment; of
-    all servers, or of these."""
+    """server -> reason -> requests, the most frequent first, in the hours that began after that moment, and
+    not by a clock that was ahead; of all servers, or of these."""
     requests = func.sum(UnrecordedRow.requests)
     query = (
         select(UnrecordedRow.server, UnrecordedRow.reason, requests)
-        .where(UnrecordedRow.hour > after)
+        .where(UnrecordedRow.hour > after, UnrecordedRow.hour <= now + FUTURE_TOLERANCE)
         .group_by(UnrecordedRow.server, UnrecordedRow.reason)
         .order_by(UnrecordedRow.server, requests.desc(), UnrecordedRow.reason)
     )
@@ -95,13 +95,16 @@ class Recorded:
     has_windows: bool
 
 
-def recorded_since(session: Session, after: datetime, servers: Collection[str]) -> dict[str, Recorded]:
+def recorded_since(
+    session: Session, after: datetime, now: datetime, servers: Collection[str]
+) -> dict[str, Recorded]:
     """Of these servers, in the same hours; those without records are left out."""
     query = (
         select(Stream.server, HourlyRollup.stream_id, HourlyRollup.kind, func.sum(HourlyRollup.records))
         .join(Stream, Stream.id == HourlyRollup.stream_id)
         .where(Stream.server == any_(literal(list(servers), ARRAY(Text))))
-        .where(HourlyRollup.minute > after, HourlyRollup.kind != "probe")
+        .where(HourlyRollup.minute > after, HourlyRollup.minute <= now + FUTURE_TOLERANCE)
+        .where(HourlyRollup.kind != "probe")
         .group_by(Stream.server, HourlyRollup.stream_id, HourlyRollup.kind)
     )
     requests: dict[str, dict[int, int]] = defaultdict(dict)

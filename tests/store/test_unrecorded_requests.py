@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 
 from driftguard.records import UnrecordedReason, UnrecordedRequests, hour_of
+from driftguard.status import unrecorded
 from driftguard.store.database import Database
 from driftguard.store.records import insert_batches
 from driftguard.store.streams import StreamRegistry
@@ -36,7 +37,7 @@ def stored(database: Database, *counts: UnrecordedRequests, servers: int = 9) ->
 
 def found(database: Database) -> dict[str, dict[UnrecordedReason, int]]:
     with database.session() as session:
-        return since(session, DAY_AGO)
+        return since(session, DAY_AGO, NOW)
 
 
 def test_what_is_sent_again_or_late_counts_once(database: Database) -> None:
@@ -58,7 +59,7 @@ def test_reporters_hours_and_servers_add_up_the_most_frequent_reason_first(datab
     assert found(database) == {"chat": {"stop_string": 10, "no_numbers": 9}, "code": {"no_numbers": 1}}
     assert list(found(database)["chat"]) == ["stop_string", "no_numbers"]
     with database.session() as session:
-        assert since(session, DAY_AGO, ["code", "unheard"]) == {"code": {"no_numbers": 1}}
+        assert since(session, DAY_AGO, NOW, ["code", "unheard"]) == {"code": {"no_numbers": 1}}
 
 
 def test_a_server_that_is_too_many_is_refused_and_known_ones_go_on(database: Database) -> None:
@@ -94,8 +95,20 @@ def test_recorded_requests_are_counted_by_stream_and_windows_are_told_apart(data
     ]
     with database.session() as session:
         insert_batches(session, batches, StreamRegistry(), NOW)
-        found = recorded_since(session, DAY_AGO, ["chat", "scraped", "silent"])
+        found = recorded_since(session, DAY_AGO, NOW, ["chat", "scraped", "silent"])
     assert sorted(found["chat"].requests.values()) == [2, 3]
     assert not found["chat"].has_windows
     assert found["scraped"] == Recorded({}, has_windows=True)
     assert set(found) == {"chat", "scraped"}
+
+
+def test_what_a_clock_that_was_ahead_has_dated_is_not_of_the_last_day(database: Database) -> None:
+    stored(database, counted(50, uuid4()), counted(900, uuid4(), hour=HOUR + timedelta(days=2)))
+    batches = [
+        make_records(3, server="chat", ended_at=NOW),
+        make_records(4, seed=1, server="chat", ended_at=NOW + timedelta(days=2)),
+    ]
+    with database.session() as session:
+        insert_batches(session, batches, StreamRegistry(), NOW)
+        (found,) = unrecorded.of_servers(session, NOW)
+    assert (found.unrecorded, found.recorded) == (50, 3)

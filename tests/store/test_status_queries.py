@@ -1,0 +1,29 @@
+"""What the status counts of the last day."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import select, update
+
+from driftguard.store.database import Database
+from driftguard.store.records import insert_batches
+from driftguard.store.status_queries import requests_per_day
+from driftguard.store.streams import StreamRegistry
+from driftguard.store.tables import Stream
+from tests.store.samples import make_records
+
+NOW = datetime.now(UTC)
+
+
+def test_requests_that_a_clock_which_was_ahead_has_dated_are_not_of_the_last_day(database: Database) -> None:
+    batches = [
+        make_records(3, server="chat", ended_at=NOW),
+        make_records(40, seed=1, server="chat", ended_at=NOW + timedelta(days=2)),
+    ]
+    with database.session() as session:
+        insert_batches(session, batches, StreamRegistry(), NOW)
+        session.execute(update(Stream).values(first_seen_at=NOW - timedelta(days=3)))
+        stream_id = session.scalars(select(Stream.id)).one()
+        assert requests_per_day(session, NOW, [stream_id]) == {stream_id: pytest.approx(3.0)}
