@@ -25,7 +25,7 @@ from driftguard.retraining.ledger.run_row import Job, ProgressWriter, advance, b
 from driftguard.retraining.promotion import restart
 from driftguard.retraining.promotion.reconcile import settle_locked
 from driftguard.retraining.training import checksums, workspace
-from driftguard.retraining.training.evaluation import read_measurements
+from driftguard.retraining.training.evaluation import read_measurements, told_of_answers
 from driftguard.retraining.training.gate import GroupScores, decide
 from driftguard.retraining.training.plan import MINIMUM_HELD_OUT, Plan, is_changed
 from driftguard.retraining.training.process import (
@@ -114,6 +114,9 @@ def _make_and_judge(
     decision = decide(groups, costs, gate_rules, of_asked=kind != "model")
     if planned.left_out is not None:
         decision = replace(decision, reason=f"{decision.reason}; {planned.left_out.told}")
+    if (told := told_of_answers(measured)) is not None:
+        log.warning("the captured answers are not those of this target", run=str(run_id), reason=told)
+        decision = replace(decision, reason=f"{decision.reason}; {told}")
     numbers = RunNumbers(
         checksums_sha256=made,
         requests=counts,

@@ -45,6 +45,7 @@ from tests.retraining.world import (
     make_settings,
     requests_of,
 )
+from tests.training.small_models import save_directory, small_model
 
 Requests = list[tuple[list[int], list[int]]]
 LONG = [1] * 60, [2] * 10  # of a context of 64 tokens
@@ -416,6 +417,26 @@ def test_captured_requests_that_cannot_be_learned_from_are_none_of_those_needed(
     outcome = retrain(database, settings, incident_id=incident_id)
     assert (outcome.state, outcome.waits_for_traffic) == ("nothing_to_do", True)
     assert outcome.reason.startswith("only 14 captured requests since the change that fit")
+
+
+@pytest.mark.usefixtures("training_here")
+def test_answers_that_another_target_gave_under_its_name_are_told(
+    drifted: Drifted, engine: EngineStub, tmp_path: Path
+) -> None:
+    """Its weights were replaced between capture and training, by a revision of the same directory."""
+    own = retrain(drifted.database, make_settings(tmp_path / "data", engine.url, minimum_gain=0.9))
+    assert "captured answers" not in own.reason
+    save_directory(tmp_path / "other", small_model(7))
+    engine.target = tmp_path / "other"
+    with capture_logs() as logs:
+        outcome = retrain(drifted.database, drifted.settings)
+    assert re.search(
+        r"; the captured answers are not those of this target at temperature 1: they surprise it by \d\.\d\d "
+        r"nats per token more than its own would; were its weights replaced since they were captured\?$",
+        outcome.reason,
+    )
+    assert outcome.reason.endswith(run_of(drifted, outcome).reason or "none")
+    assert any(one["event"] == "the captured answers are not those of this target" for one in logs)
 
 
 @pytest.mark.usefixtures("training_here")

@@ -7,17 +7,21 @@ rejects a good candidate nor favours a bad one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import mean, median, stdev
 from typing import Any
 
 import msgspec
 
+from driftguard.diagnosis.serving_gap import OTHER_TARGET, SAME_TARGET
 from driftguard.records.documents.retraining_run import Costs
 from driftguard.retraining.training.gate import DraftScores, GroupScores
-from driftguard.retraining.training.plan import is_changed
+from driftguard.retraining.training.plan import MINIMUM_HELD_OUT, is_changed
 from driftguard.retraining.training.process import TrainingFailed
 
+_ERRORS = 3.0  # standard errors of the mean of held-out requests
 _NOT_ARCHITECTURE = frozenset({"_name_or_path", "transformers_version"})
 
 
@@ -59,6 +63,22 @@ def read_measurements(measured: Mapping[str, Any]) -> tuple[list[GroupScores], C
     if len(told) == len(seconds) and _architecture(parent) == _architecture(candidate):
         seconds = [sum(told) / 2] * 2
     return groups, Costs(found.num_speculative_tokens, found.seconds_per_target_step, *seconds)
+
+
+def told_of_answers(measured: Mapping[str, Any]) -> str | None:
+    """That the held-out answers are not the target's own, in words; None where that is not shown, or not
+    measured. Answers of some other temperature than most move a mean, and no median."""
+    each: list[float] = measured.get("surprise", [])
+    if len(each) < MINIMUM_HELD_OUT:
+        return None
+    surprise, error = mean(each), stdev(each) / math.sqrt(len(each))
+    if median(each) < SAME_TARGET or surprise - _ERRORS * error < OTHER_TARGET:
+        return None
+    return (
+        f"the captured answers are not those of this target at temperature {measured['temperature']:g}: they "
+        f"surprise it by {surprise:.2f} nats per token more than its own would; were its weights replaced "
+        "since they were captured?"
+    )
 
 
 def _architecture(draft: _Draft) -> dict[str, Any]:

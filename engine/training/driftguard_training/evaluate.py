@@ -27,7 +27,9 @@ def evaluate(settings: EvaluateSettings) -> dict[str, object]:
     as for answers of one token. Of each request, in the order of the file: "drafted" and "accepted", of which
     that is the ratio of sums, and "kept", the mean acceptance probability of a single draft token, which
     varies less from request to request (see RequestScore). "steps" are those that make the segment's
-    "positions" output tokens. Times are in seconds: medians of repeated calls with one request in flight.
+    "positions" output tokens. "surprise" of each request, in nats per token, is about 0 where the answers are
+    the target's own (see driftguard_training.serving). Times are in seconds: medians of repeated calls with
+    one request in flight.
 
     Requests that are longer than the context of the target or of any draft are scored for none, so that all
     drafts have the same ones; "left_out" counts them by segment.
@@ -57,6 +59,7 @@ def evaluate(settings: EvaluateSettings) -> dict[str, object]:
         "acceptance_rule": settings.acceptance_rule,
         "verification": settings.verification,
         "left_out": read.left_out(),
+        "surprise": [score.surprise for score in scores[0]],
         "seconds_per_target_step": seconds_per_call(target.model, settings.num_speculative_tokens + 1),
         "drafts": [
             {
@@ -71,10 +74,11 @@ def evaluate(settings: EvaluateSettings) -> dict[str, object]:
 
 class RequestScore(NamedTuple):
     """Of one request. `kept`: acceptance probability of a single draft token, mean over output positions, and
-    over the places of a chain where it depends on these."""
+    over the places of a chain where it depends on these. `surprise`: mean over its tokens."""
 
     kept: float
     counts: Expected
+    surprise: float
 
 
 @torch.no_grad()
@@ -91,7 +95,9 @@ def _scores(
         for draft, scores in zip(drafts, found, strict=True):
             answers = [DraftedAnswer(one, z, (rule,)) for one, z in zip(batch, told.logits, strict=True)]
             add_drafts(answers, draft, batch, told)
-            scores += [RequestScore(answer.kept(rule), answer.counts(rule, ends)) for answer in answers]
+            for one, answer in zip(batch, answers, strict=True):
+                surprise = answer.surprise() / len(one.output_token_ids)
+                scores.append(RequestScore(answer.kept(rule), answer.counts(rule, ends), surprise))
     return found
 
 

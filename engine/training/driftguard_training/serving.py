@@ -217,11 +217,14 @@ class DraftedAnswer:
             guesses=guesses,
         )
 
-    def score(self, ends: Collection[int]) -> Score:
+    def surprise(self) -> float:
+        """The sum over its tokens, in nats."""
         answer = torch.tensor(self._request.output_token_ids)[:, None]  # [outputs, 1]
-        surprise = (self._p * self._z).sum(-1) - self._z.gather(-1, answer).squeeze(-1)  # [outputs]
+        return float(((self._p * self._z).sum(-1) - self._z.gather(-1, answer).squeeze(-1)).sum())
+
+    def score(self, ends: Collection[int]) -> Score:
         rejection, match = self.counts("rejection", ends), self.counts("match", ends)
-        return Score(rejection, match, float(surprise.sum()), len(answer))
+        return Score(rejection, match, self.surprise(), len(self._request.output_token_ids))
 
 
 class Guess(NamedTuple):

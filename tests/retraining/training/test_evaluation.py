@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from driftguard.retraining.training.evaluation import read_measurements
+from driftguard.retraining.training.evaluation import read_measurements, told_of_answers
 from driftguard.retraining.training.gate import DraftScores
 from driftguard.retraining.training.process import TrainingFailed
 
@@ -66,3 +66,25 @@ def test_noise_between_equal_architectures_is_shared(tmp_path: Path) -> None:
 def test_anything_but_two_drafts_is_refused(tmp_path: Path, drafts: int) -> None:
     with pytest.raises(TrainingFailed, match="cannot be read"):
         read_measurements(measured(tmp_path, *[16] * drafts))
+
+
+@pytest.mark.parametrize(
+    ("surprise", "is_told"),
+    [
+        ([0.9, 1.4] * 10, True),
+        ([0.9, 1.4] * 4, False),  # too few to tell
+        ([-0.3, 0.35] * 10, False),  # its own
+        ([0.0] * 13 + [1.2] * 7, False),  # its own, a part of them at another temperature than most
+        ([-3.0, 3.4] * 10, False),  # may be chance
+    ],
+)
+def test_answers_of_another_target_are_told(surprise: list[float], is_told: bool) -> None:
+    told = told_of_answers({"temperature": 0.0, "surprise": surprise})
+    assert (told is not None) == is_told
+    if told is not None:
+        assert "at temperature 0: they surprise it by 1.15 nats per token more" in told
+
+
+def test_measurements_without_surprise_tell_nothing_of_the_answers(tmp_path: Path) -> None:
+    """As of corpora, which are judged without the target."""
+    assert told_of_answers(measured(tmp_path, 16, 16)) is None
