@@ -16,6 +16,8 @@ rolling back                      run rolling_back, no record of the parent  as 
                                                                              time is up, of an engine whose
                                                                              settings got an admin_url at once
 rolling back, restarted           run rolling_back, records of the parent    rolled_back
+failed, and served all the same   run failed, its candidate in service in    watching: the promotion counts
+                                  place of its parent
 promoted, and lost by the engine  its first draft in service, by no order    put back (put_back.py), else lost
 anything else in service          the engine was told so by somebody else    in service; a watch ends
 with nobody to go on with it      see abandoned.py                           failed, or promoted; says why
@@ -25,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, cast
@@ -128,6 +131,7 @@ def settle_locked(database: Database, settings: Settings, engine: Engine, info: 
         info = msgspec.structs.replace(info, draft=loss.serving)
     with database.session() as session:
         now = retrain_runs.now(session)
+        _go_on_with_late(session, info, now)
         running = retrain_runs.in_states(session, info.server, info.target, retrain_runs.RUNNING_STATES)
         if loss is None and all(run.candidate_version != info.draft.version for run in running):
             _tell_replaced(session, info, now)
@@ -157,6 +161,27 @@ def _tell_replaced(session: Session, info: EngineInfo, now: datetime) -> None:
         told = f"draft {info.draft.version} was found in its place at {now:%Y-%m-%d %H:%M:%S} UTC, by no run"
         log.warning("promoted draft replaced", server=info.server, draft=known.version, reason=told)
         retrain_runs.add_to_reason(session, run.id, told)
+
+
+def _go_on_with_late(session: Session, info: EngineInfo, now: datetime) -> None:
+    """The run whose candidate came into service after the run had failed: a restart that lasted longer, or a
+    call that took effect without an answer. It passed the gate, and is promoted as any."""
+    known = drafts.in_service(session, info.server, info.target)
+    made = drafts.find(session, info.server, info.target, info.draft.version)
+    run = None
+    if known is not None and made is not None and made.retrain_run_id is not None:
+        run = retrain_runs.find(session, made.retrain_run_id)
+    if known is None or run is None or (run.state, run.candidate_version) != ("failed", info.draft.version):
+        return
+    numbers = retrain_runs.numbers_of(run)
+    if run.parent_version != known.version or numbers.gate is None or not numbers.gate.promote:
+        return
+    told = f"it came into service late, after: {run.reason}"
+    log.warning("a draft came into service after its run had failed", run=str(run.id), reason=run.reason)
+    gate = replace(numbers.gate, reason=f"{numbers.gate.reason}; {told}")
+    state: retrain_runs.RunState = "promoting" if numbers.rollout is None else "rolling_out"
+    retrain_runs.advance(session, run.id, state, ended_at=None, numbers=replace(numbers, gate=gate))
+    incident_notes.begin_mitigation(session, run.incident_id, told, now)
 
 
 def _roll_back_if_worse(database: Database, admin: EngineAdmin, info: EngineInfo) -> EngineDraft | None:

@@ -1,0 +1,124 @@
+"""A candidate that passed the gate and comes into service after its run has failed is watched all the same:
+it may be worse than the draft before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from sqlalchemy import update
+
+from driftguard.retraining.engines.engine_admin import EngineDraft
+from driftguard.retraining.promotion.draft_rows import put_in_service
+from driftguard.retraining.promotion.reconcile import settle
+from driftguard.settings import Settings
+from driftguard.store import drafts, retrain_runs
+from driftguard.store.database import Database
+from driftguard.store.tables import RetrainRun, Stream
+from tests.retraining.engine_stub import EngineStub, running
+from tests.retraining.restarted import restarted_settings, serves
+from tests.retraining.world import drift, incident_states, make_settings, trained
+
+OLD, NEW = "v1", "v2"
+SERVER = "engine-1"
+REFUSED = "the engine did not answer in time"
+
+
+@pytest.fixture
+def failed(database: Database) -> RetrainRun:
+    """OLD fell and serves; NEW was trained from it, and was not put into service as far as is known."""
+    now = datetime.now(UTC)
+    run = trained(database, drift(database, OLD, now), OLD, NEW, f"/drafts/{NEW}", "promoting")
+    with database.session() as session:
+        served = EngineDraft(OLD, OLD, "draft_model", f"/drafts/{OLD}")
+        put_in_service(session, SERVER, "target", served, now, former="retired")
+        retrain_runs.end(session, run.id, "failed", REFUSED, now)
+    return run
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[EngineStub]:
+    with running(EngineStub(tmp_path, tmp_path)) as stub:
+        of_new = {"name": NEW, "version": NEW, "method": "draft_model", "directory": f"/drafts/{NEW}"}
+        stub.serving, stub.loaded = of_new, {NEW: of_new}
+        yield stub
+
+
+def by_restart(database: Database, tmp_path: Path) -> Settings:
+    """Records of NEW come at last, and none of OLD any more."""
+    serves(database, NEW)
+    with database.session() as session:
+        of_old = update(Stream).where(Stream.draft_version == OLD)
+        session.execute(of_old.values(traffic_arrived_at=datetime.now(UTC) - timedelta(minutes=6)))
+    return restarted_settings(tmp_path / "data", tmp_path, tmp_path, promote_command=["true"])
+
+
+def found(database: Database, run: RetrainRun) -> RetrainRun:
+    with database.session() as session:
+        return session.get_one(RetrainRun, run.id)
+
+
+def states(database: Database) -> dict[str, str]:
+    with database.session() as session:
+        return {draft.version: draft.state for draft in drafts.list_page(session, limit=10)}
+
+
+@pytest.mark.parametrize("how", ["by admin_url", "by restart"])
+def test_it_is_watched(
+    database: Database,
+    engine: EngineStub,
+    failed: RetrainRun,
+    tmp_path: Path,
+    how: Literal["by admin_url", "by restart"],
+) -> None:
+    if how == "by admin_url":
+        settings = make_settings(tmp_path / "data", engine.url)
+    else:
+        settings = by_restart(database, tmp_path)
+    settle(database, settings, SERVER)
+    assert states(database) == {OLD: "retired", NEW: "in_service"}
+    run = found(database, failed)
+    assert (run.state, run.ended_at) == ("watching", None)
+    assert retrain_runs.watch_of(run).segments
+    assert run.reason == f"better; it came into service late, after: {REFUSED}"
+    assert run.incident_id is not None
+    assert incident_states(database, run.incident_id)[-1] == "mitigating"
+
+
+def test_it_is_rolled_back_where_it_is_worse(
+    database: Database, engine: EngineStub, failed: RetrainRun, tmp_path: Path
+) -> None:
+    settings = make_settings(tmp_path / "data", engine.url)
+    settle(database, settings, SERVER)
+    with database.session() as session:
+        stored = session.get_one(RetrainRun, failed.id)
+        numbers = retrain_runs.numbers_of(stored)
+        watch = retrain_runs.watch_of(stored)
+        stored.numbers = replace(numbers, watch=replace(watch, verdict="worse"))
+    settle(database, settings, SERVER)
+    assert engine.serving["version"] == OLD
+    assert found(database, failed).state == "rolled_back"
+
+
+@pytest.mark.parametrize("instead_of", ["another draft", "rejected", "rolled back"])
+def test_what_somebody_has_chosen_is_not(
+    database: Database, engine: EngineStub, failed: RetrainRun, tmp_path: Path, instead_of: str
+) -> None:
+    """A draft that the gate rejected, that was rolled back, or that took the place of another one than it was
+    made from."""
+    with database.session() as session:
+        if instead_of == "another draft":
+            served = EngineDraft("v3", "v3", "draft_model", "/drafts/v3")
+            put_in_service(session, SERVER, "target", served, datetime.now(UTC), former="retired")
+        else:
+            state: Literal["rejected", "rolled_back"] = (
+                "rejected" if instead_of == "rejected" else "rolled_back"
+            )
+            retrain_runs.end(session, failed.id, state, "it was", datetime.now(UTC))
+    settle(database, make_settings(tmp_path / "data", engine.url), SERVER)
+    assert states(database)[NEW] == "in_service"
+    assert found(database, failed).state in ("failed", "rejected", "rolled_back")
