@@ -68,7 +68,7 @@ def attempt(
         files = workspace.create(job.settings.data_directory, run_id)
         where = job.info.target_directory
         target = TargetFiles.now(job.info.target, None if where is None else Path(where))
-        version, decision, numbers = _make_and_judge(job, kind, run_id, files, traffic, planned)
+        version, decision, numbers = _make_and_judge(job, kind, run_id, files, call, traffic, planned)
         target.check()
         if not decision.promote:
             return end(job, run_id, call.incident_id, "rejected", decision.reason, numbers)
@@ -81,6 +81,8 @@ def attempt(
         else:
             _check_same_serves(job.info, job.engine.info_beside(job.info))
             target.check()
+    except _RolledBackBefore as error:
+        return end(job, run_id, call.incident_id, "rejected", error.detail)
     except (DriftGuardError, SQLAlchemyError, OSError) as error:
         told = _first_line(error)
         if isinstance(error, OSError) and error.filename is None:  # as of a write to a full disk
@@ -94,14 +96,18 @@ def attempt(
     return restart.promote(job, job.engine, run_id, call.incident_id, version)
 
 
+class _RolledBackBefore(DriftGuardError):
+    """The same captured requests made the same weights again."""
+
+
 def _make_and_judge(
-    job: Job, kind: CandidateKind, run_id: UUID, files: Workspace, traffic: Traffic, planned: Plan
+    job: Job, kind: CandidateKind, run_id: UUID, files: Workspace, call: Call, traffic: Traffic, planned: Plan
 ) -> tuple[str, Decision, RunNumbers]:
     """The candidate's version, the gate's decision, and the numbers behind it."""
     counts = _collect(job, files, traffic, planned)
     version = _make(job, kind, run_id, files, has_replay=counts.replay > 0)
     directory = workspace.draft_directory(job.settings.data_directory, version)
-    _store_candidate(job, run_id, version, directory)
+    _store_candidate(job, run_id, call, version, directory)
     workspace.keep_candidate(files, directory)
     made = checksums.digest_of_list(directory)
     advance(job, run_id, "evaluating", f"scoring on {counts.held_out} held-out requests")
@@ -198,10 +204,16 @@ def _make(job: Job, kind: CandidateKind, run_id: UUID, files: Workspace, *, has_
         return distil(order, files.log, writer, job.should_stop)
 
 
-def _store_candidate(job: Job, run_id: UUID, version: str, directory: Path) -> None:
+def _store_candidate(job: Job, run_id: UUID, call: Call, version: str, directory: Path) -> None:
     if version == job.info.draft.version:
         raise TrainingFailed(f"the training changed nothing: the candidate equals draft {version}")
     with job.database.session() as session:
+        known = drafts.find(session, job.info.server, job.info.target, version)
+        if known is not None and known.state == "rolled_back" and not call.is_forced:
+            raise _RolledBackBefore(
+                f"the training made draft {version} again, which was rolled back; capture more, or --force "
+                "promotes it where it passes the gate"
+            )
         drafts.add_candidate(
             session,
             server=job.info.server,

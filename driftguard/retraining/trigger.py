@@ -18,10 +18,11 @@ from driftguard.store.tables import Incident
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The incident that calls for a retraining and its change; both None for a forced one."""
+    """The incident that calls for a retraining and its change; both None for a forced one without."""
 
     incident_id: UUID | None
     change: Change | None
+    is_forced: bool
 
 
 def what_calls_for_it(
@@ -45,7 +46,7 @@ def what_calls_for_it(
         newest = max(falls, key=lambda incident: incident.opened_at)
         return _unless_diagnosed(newest, least, forced=forced)
     if forced:
-        return Call(None, None)
+        return Call(None, None, is_forced=True)
     return NothingToDo(f"no incident calls for it: draft {info.draft.version} accepts as it should")
 
 
@@ -53,7 +54,7 @@ def _unless_diagnosed(incident: Incident, least: Confidence, *, forced: bool) ->
     reason = why_not(incident.diagnosis, least, may_be_usual=incident.evidence.may_be_usual)
     if reason is not None and not forced:
         return NothingToDo(f"incident {incident.id} does not call for it: {reason}; --force retrains anyway")
-    return _call(incident)
+    return _call(incident, is_forced=forced)
 
 
 def _named(session: Session, info: EngineInfo, incident_id: UUID) -> Incident | NothingToDo:
@@ -77,6 +78,7 @@ def _named(session: Session, info: EngineInfo, incident_id: UUID) -> Incident | 
     return incident
 
 
-def _call(incident: Incident) -> Call:
+def _call(incident: Incident, *, is_forced: bool) -> Call:
     segments = frozenset(names_of(incident.segments))
-    return Call(incident.id, Change(segments, incident.change_point_at, incident.opened_at))
+    change = Change(segments, incident.change_point_at, incident.opened_at)
+    return Call(incident.id, change, is_forced)

@@ -22,6 +22,7 @@ from driftguard.records.documents.retraining_run import Decision, TrainingCurve
 from driftguard.retraining import attempt
 from driftguard.retraining.ledger.outcome import Progress, RetrainOutcome
 from driftguard.retraining.promotion.reconcile import settle
+from driftguard.retraining.promotion.rollback import roll_back
 from driftguard.retraining.run import retrain
 from driftguard.retraining.training import checksums, process
 from driftguard.retraining.training.gate import decide
@@ -417,6 +418,33 @@ def test_captured_requests_that_cannot_be_learned_from_are_none_of_those_needed(
     outcome = retrain(database, settings, incident_id=incident_id)
     assert (outcome.state, outcome.waits_for_traffic) == ("nothing_to_do", True)
     assert outcome.reason.startswith("only 14 captured requests since the change that fit")
+
+
+@pytest.mark.usefixtures("training_here")
+def test_weights_that_were_rolled_back_are_not_promoted_again_unless_somebody_says_so(
+    drifted: Drifted, engine: EngineStub
+) -> None:
+    """The nightly job makes them again of the same captured requests."""
+    first = retrain(drifted.database, drifted.settings)
+    made = run_of(drifted, first).candidate_version
+    assert first.state == "promoted"
+    assert made is not None
+    back = roll_back(
+        drifted.database, drifted.settings, server="engine-1", draft_version=made, reason="it loops"
+    )
+    assert back.version == drifted.parent
+    again = retrain(drifted.database, drifted.settings, trigger="nightly")
+    assert (again.state, again.exit_code) == ("rejected", 4)
+    assert again.reason == (
+        f"the training made draft {made} again, which was rolled back; capture more, or --force promotes it "
+        "where it passes the gate"
+    )
+    assert run_of(drifted, again).state == "rejected"
+    assert state_of_draft(drifted, made) == "rolled_back"
+    assert engine.serving["version"] == drifted.parent
+    assert incident_states(drifted.database, drifted.incident_id)[-1] == "open"
+    assert retrain(drifted.database, drifted.settings, force=True).state == "promoted"
+    assert state_of_draft(drifted, made) == "in_service"
 
 
 @pytest.mark.usefixtures("training_here")
