@@ -12,7 +12,6 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from driftguard.records import Instant
-from driftguard.store import retrain_runs
 from driftguard.store.row_filter import EVERYTHING, RowFilter, RowId, newest_first
 from driftguard.store.tables import Draft
 
@@ -165,11 +164,9 @@ def of_runs(session: Session, run_ids: Sequence[UUID]) -> Sequence[Draft]:
 
 def removable(session: Session, server: str, target: str, keep: int, oldest_corpus: datetime) -> list[Draft]:
     """Drafts made here whose directories may go: all but the newest `keep`, and corpora made before
-    `oldest_corpus`; never the one in service, nor its parent, to which a rollback returns, nor what a run
-    under way has made: a server may be about to start with it."""
+    `oldest_corpus`; never the one in service, nor its parent, to which a rollback returns."""
     serving = in_service(session, server, target)
     needed = {serving.version, serving.parent_version} if serving else set()
-    needed |= {run.candidate_version for run in retrain_runs.unended(session) if run.server == server}
     trained = session.scalars(
         select(Draft)
         .where(*_is(server, target), Draft.directory.is_not(None), Draft.retrain_run_id.is_not(None))

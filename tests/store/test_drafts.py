@@ -24,17 +24,3 @@ def test_what_holds_captured_text_goes_when_captures_do(database: Database, meth
         session.execute(update(Draft).values(method=method, created_at=NOW - timedelta(days=8)))
         removable = drafts.removable(session, "engine-1", "target", 5, NOW - timedelta(days=7))
         assert [draft.version for draft in removable] == ["v2"] * goes
-
-
-@pytest.mark.parametrize(
-    ("state", "goes"), [("rolling_out", False), ("promoting", False), ("evaluating", False), ("failed", True)]
-)
-def test_a_draft_on_its_way_into_service_keeps_its_files(database: Database, state: str, goes: bool) -> None:
-    """Also where a clock that was ahead has dated others later: a server is about to start with it."""
-    incident_id = drift(database, "v1", NOW)
-    trained(database, incident_id, "v1", "v2", "/drafts/v2", state)
-    trained(database, incident_id, "v1", "v3", "/drafts/v3", "rejected")
-    with database.session() as session:
-        session.execute(update(Draft).where(Draft.version == "v3").values(created_at=NOW + timedelta(days=2)))
-        removable = drafts.removable(session, "engine-1", "target", 1, NOW - timedelta(days=7))
-        assert [draft.version for draft in removable] == ["v2"] * goes

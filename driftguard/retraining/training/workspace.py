@@ -116,13 +116,15 @@ def remove_leftovers(database: Database, data_directory: Path) -> None:
 
 def remove_old_drafts(database: Database, settings: Settings, server: str, target: str) -> None:
     """Removes all but the newest drafts made here, and corpora that are older than captured requests may be,
-    because they are made of these; never the one in service, nor its parent."""
+    because they are made of these; never the one in service, nor its parent, nor what a run under way has
+    made: a server may be about to start with it."""
     keep = settings.retraining.keep_candidates
     oldest = datetime.now(UTC) - timedelta(days=settings.retention.captures_days)
     with database.session() as session:
+        under_way = {run.candidate_version for run in retrain_runs.unended(session) if run.server == server}
         for draft in drafts.removable(session, server, target, keep, oldest):
             directory = Path(draft.directory or "")
-            if directory.parent != settings.data_directory / "drafts":
+            if draft.version in under_way or directory.parent != settings.data_directory / "drafts":
                 continue
             if drafts.uses_of_directory(session, str(directory)) == 1:
                 shutil.rmtree(directory, ignore_errors=True)
