@@ -223,7 +223,7 @@ def _store_candidate(job: Job, run_id: UUID, call: Call, version: str, directory
             directory=str(directory),
             parent_version=job.info.draft.version,
             run_id=run_id,
-            at=datetime.now(UTC),
+            at=retrain_runs.now(session),
         )
 
 
@@ -326,7 +326,7 @@ def _store_decision(job: Job, run_id: UUID, version: str, decision: Decision, nu
     with job.database.session() as session:
         retrain_runs.advance(session, run_id, "evaluating", candidate_version=version, numbers=numbers)
         if not decision.promote:
-            drafts.reject(session, job.info.server, job.info.target, version, datetime.now(UTC))
+            drafts.reject(session, job.info.server, job.info.target, version, retrain_runs.now(session))
 
 
 def _check_same_serves(made_for: EngineInfo, now: EngineInfo) -> None:

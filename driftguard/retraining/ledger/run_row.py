@@ -43,6 +43,8 @@ class Job:
 
 def new_run(job: Job, incident_id: UUID | None, state: retrain_runs.RunState) -> RetrainRun:
     """A row that is not stored yet."""
+    with job.database.session() as session:
+        now = retrain_runs.now(session)
     return RetrainRun(
         id=uuid4(),
         server=job.info.server,
@@ -51,7 +53,7 @@ def new_run(job: Job, incident_id: UUID | None, state: retrain_runs.RunState) ->
         trigger=job.trigger,
         state=state,
         reason=None,
-        started_at=datetime.now(UTC),
+        started_at=now,
         ended_at=None,
         parent_version=job.info.draft.version,
         candidate_version=None,
@@ -87,8 +89,8 @@ def end(
     numbers: RunNumbers | None = None,
 ) -> RetrainOutcome:
     """Ends the run without a promotion: its incident gets its earlier state back."""
-    now = datetime.now(UTC)
     with job.database.session() as session:
+        now = retrain_runs.now(session)
         retrain_runs.end(session, run_id, state, reason, now)
         incident_notes.end_mitigation(session, incident_id, f"retraining {state}: {reason}", now)
     log.warning("retraining ended", run=str(run_id), state=state, reason=reason)

@@ -3,7 +3,7 @@ target took the place of theirs. A server that is only away is waited for."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Final, Literal
 
 import structlog
@@ -64,7 +64,7 @@ def _stuck(session: Session, server: str, target: str) -> list[RetrainRun]:
 
 
 def _end(session: Session, run: RetrainRun, state: Literal["promoted", "failed"], because: str) -> None:
-    now = datetime.now(UTC)
+    now = retrain_runs.now(session)
     reason = f"draft {run.candidate_version} was being put into service, and {because}"
     if run.state == "watching":
         reason = f"{why_worse(run)}; it was not rolled back, because {because}"

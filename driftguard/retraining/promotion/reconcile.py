@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Literal, cast
 
@@ -107,7 +107,7 @@ def end_killed(
         with retrain_runs.try_lock(database, *server_and_target) as lock, database.session() as session:
             if lock is not None:
                 for run in retrain_runs.in_states(session, *server_and_target, states):
-                    _end_interrupted(session, run, left, datetime.now(UTC))
+                    _end_interrupted(session, run, left, retrain_runs.now(session))
     workspace.remove_leftovers(database, settings.data_directory)
 
 

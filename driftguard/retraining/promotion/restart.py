@@ -170,7 +170,7 @@ def _update_again(
         _store(database, run.id, state, not_live)
     if refusal is not None and state == "rolling_out":
         with database.session() as session:
-            now = datetime.now(UTC)
+            now = retrain_runs.now(session)
             retrain_runs.end(session, run.id, "failed", refusal, now)
             incident_notes.end_mitigation(session, run.incident_id, refusal, now)
 

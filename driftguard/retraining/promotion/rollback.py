@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -96,7 +95,7 @@ def _directory(draft: Draft) -> Path:
 
 def _follow(session: Session, info: EngineInfo, serving: EngineDraft, told: str) -> None:
     """Ends the run that is being watched; to one that has ended only the reason is added."""
-    at = datetime.now(UTC)
+    at = retrain_runs.now(session)
     taken_back = drafts.find(session, info.server, info.target, info.draft.version)
     put_in_service(session, info.server, info.target, serving, at, former="rolled_back")
     log.warning("draft rolled back by hand", server=info.server, draft=info.draft.version, reason=told)

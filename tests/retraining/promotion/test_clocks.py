@@ -13,7 +13,10 @@ import pytest
 from sqlalchemy import update
 
 from driftguard.records.documents.retraining_run import Heard
+from driftguard.retraining.engines.connect import connect
+from driftguard.retraining.ledger.run_row import Job, begin, end
 from driftguard.retraining.promotion.reconcile import settle
+from driftguard.retraining.run import retrain
 from driftguard.settings import Settings
 from driftguard.store import retrain_runs
 from driftguard.store.database import Database
@@ -82,6 +85,27 @@ def test_a_rollback_by_a_job_whose_clock_is_wrong_is_not_done_before_the_draft_b
     assert restarts.states() == {OLD: "retired", NEW: "in_service"}
     serves(restarts.database, OLD)
     assert restarts.settled(settings, run_id) == "rolled_back"
+
+
+@pytest.mark.parametrize("difference", [-TWO_HOURS, TWO_HOURS])
+def test_runs_of_a_job_whose_clock_is_wrong_are_dated_as_all_others(
+    restarts: Restarts, settings: Settings, difference: timedelta
+) -> None:
+    """Else it would hide later runs, or end before it began where the sidecar ends it."""
+    passed_the_gate(restarts.database, settings)
+    before = datetime.now(UTC)
+    with clock_off_by(difference):
+        nothing = retrain(restarts.database, settings, force=True)
+        engine = connect(restarts.database, settings, SERVER)
+        job = Job(restarts.database, settings, engine, engine.info(), "nightly", print, lambda: False)
+        begun = begin(job, None, 128)
+        end(job, begun, None, "rejected", "no gain")
+    after = datetime.now(UTC)
+    assert nothing.run_id is not None
+    for run_id in (nothing.run_id, begun):
+        run = restarts.run(run_id)
+        assert run.ended_at is not None
+        assert before <= run.started_at <= run.ended_at <= after
 
 
 def test_a_job_whose_clock_is_wrong_does_not_end_what_the_sidecar_has_ordered(
