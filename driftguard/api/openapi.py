@@ -4,6 +4,7 @@ docstring of a route the first sentence is the summary, and what follows it the 
 from __future__ import annotations
 
 import re
+from inspect import cleandoc
 from typing import Any, Final
 
 import msgspec
@@ -219,6 +220,9 @@ def _as_keys(responses: Responses) -> dict[str, Any]:
 
 def _schemas() -> dict[str, Any]:
     _, schemas = msgspec.json.schema_components(_STRUCTS, ref_template=_SCHEMAS + "{name}")
+    for schema in schemas.values():
+        if "description" in schema:  # a docstring, which Python indents up to 3.12: that is code in Markdown
+            schema["description"] = cleandoc(schema["description"])
     for model in _PROBLEMS:
         schema = model.model_json_schema(ref_template=_SCHEMAS + "{model}")
         schemas |= schema.pop("$defs", {}) | {model.__name__: schema}

@@ -50,6 +50,12 @@ def test_every_operation_is_described_and_shows_what_it_takes_and_answers(name: 
         assert given(content) or "example" in resolved(content["schema"]), (where, media_type)
 
 
+def test_schemas_are_described_in_paragraphs_none_of_which_is_code_by_its_indentation() -> None:
+    described = [schema for schema in DOCUMENT["components"]["schemas"].values() if "description" in schema]
+    assert len(described) >= 4
+    assert not [schema for schema in described if "\n " in schema["description"]]
+
+
 def test_operations_have_names_of_their_own() -> None:
     names = [operation["operationId"] for operation in OPERATIONS.values()]
     assert len(set(names)) == len(names)
