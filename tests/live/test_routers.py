@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,11 @@ from tests.live import clients
 from tests.live.install import ROUTERS
 from tests.live.processes import of_all, proxy, sidecar
 from tests.live.servers import (
-    DRAFT,
     Engine,
     needs_routers,
     needs_vllm,
     router,
     running,
-    speculative_config,
-    vllm_server,
 )
 from tests.live.test_vllm_server import own_counts, since
 
@@ -28,12 +24,6 @@ pytestmark = [needs_vllm, needs_routers, pytest.mark.live, pytest.mark.timeout(9
 
 DRAFTED = ["--draft", "small", "--method", "draft_model"]
 REQUESTS = 24  # twelve per segment: six each of the four kinds
-
-
-@pytest.fixture(scope="module")
-def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    with running(vllm_server(tmp_path_factory.mktemp("vllm"), speculative_config(DRAFT))) as engine:
-        yield engine
 
 
 def ask(url: str) -> None:

@@ -8,7 +8,6 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -45,12 +44,6 @@ from tests.live.servers import (
 pytestmark = [needs_vllm, pytest.mark.live, pytest.mark.timeout(900)]
 
 RECORDED = [clients.completion, clients.streamed_completion, clients.chat, clients.streamed_chat]
-
-
-@pytest.fixture(scope="module")
-def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    with running(vllm_server(tmp_path_factory.mktemp("vllm"), speculative_config(DRAFT))) as engine:
-        yield engine
 
 
 def own_counts(engine: Engine) -> dict[str, int]:
