@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from driftguard_engine import engine as engine_module
 from driftguard_engine.config import EngineConfig, InvalidConfig
-from driftguard_engine.core import EngineError, InvalidModel, UnknownDraft
+from driftguard_engine.core import DraftInfo, EngineError, InvalidModel, UnknownDraft
 from driftguard_engine.drafters import state_file
 from driftguard_engine.drafters.loaded import NO_DRAFT
 from driftguard_engine.engine import Engine
@@ -74,15 +74,21 @@ def test_running_requests_keep_their_draft_and_its_memory_is_freed_after_the_las
         engine.swap_draft(first.version)
 
 
-def test_an_old_draft_can_be_put_back_before_it_is_gone(
-    new_engine: Callable[..., Engine], better: str
-) -> None:
-    engine = new_engine()
+def replaced_under_a_request(engine: Engine, better: str) -> DraftInfo:
+    """The draft before, which a running request keeps."""
     first = engine.draft
     engine.submit(request("r", max_tokens=30))
     engine.step()
     engine.load_draft(better)
     engine.swap_draft("v2")
+    return first
+
+
+def test_an_old_draft_can_be_put_back_before_it_is_gone(
+    new_engine: Callable[..., Engine], better: str
+) -> None:
+    engine = new_engine()
+    first = replaced_under_a_request(engine, better)
     engine.swap_draft(first.version)
     drain(engine)
     assert engine.draft == first
@@ -93,11 +99,7 @@ def test_an_old_draft_that_was_asked_for_again_outlives_its_last_request(
     new_engine: Callable[..., Engine], better: str
 ) -> None:
     engine = new_engine()
-    first = engine.draft
-    engine.submit(request("r", max_tokens=30))
-    engine.step()
-    engine.load_draft(better)
-    engine.swap_draft("v2")
+    first = replaced_under_a_request(engine, better)
     assert engine.load_draft(str(first.directory)) == first
     drain(engine)
     assert engine.swap_draft(first.version) == first == engine.draft
@@ -108,11 +110,7 @@ def test_an_old_draft_stays_while_it_is_saved_as_the_one_in_service(
     new_engine: Callable[..., Engine], better: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = new_engine(state_dir=tmp_path)
-    first = engine.draft
-    engine.submit(request("r", max_tokens=30))
-    engine.step()
-    engine.load_draft(better)
-    engine.swap_draft("v2")
+    first = replaced_under_a_request(engine, better)
 
     def save_while_the_last_request_ends(*arguments: Any) -> None:
         state_file.save_draft(*arguments)
