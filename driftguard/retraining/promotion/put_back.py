@@ -48,12 +48,13 @@ class Loss(NamedTuple):
     told: str
 
 
-def put_back_if_lost(database: Database, admin: EngineAdmin, info: EngineInfo, now: datetime) -> Loss | None:
+def put_back_if_lost(database: Database, admin: EngineAdmin, info: EngineInfo) -> Loss | None:
     """None: nothing is lost. Raises EngineRefused: the engine is away."""
     with database.session() as session:
         lost = lost_draft(session, info)
         if lost is None or lost.retrain_run_id is None:
             return None
+        now = retrain_runs.now(session)
         run = retrain_runs.find(session, lost.retrain_run_id)
         numbers = retrain_runs.numbers_of(run) if run is not None else RunNumbers()
     put_back_at = tuple(at for at in numbers.put_back_at if at > now - A_DAY)

@@ -120,14 +120,12 @@ def settle_locked(database: Database, settings: Settings, engine: Engine, info: 
         log.warning("speculation is off; nothing is settled", server=info.server)
         return info
     loss: Loss | None = None
-    with database.session() as session:
-        now = retrain_runs.now(session)
     if not isinstance(engine, EngineAdmin):
         restart.go_on(database, engine, info)
         restart.roll_back_if_due(database, engine, info)
     elif restored := _roll_back_if_worse(database, engine, info):
         info = msgspec.structs.replace(info, draft=restored)
-    elif loss := put_back_if_lost(database, engine, info, now):
+    elif loss := put_back_if_lost(database, engine, info):
         info = msgspec.structs.replace(info, draft=loss.serving)
     with database.session() as session:
         now = retrain_runs.now(session)
