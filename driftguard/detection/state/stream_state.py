@@ -166,7 +166,7 @@ class StreamState:
     # number of the day under way, requests before it, whole days that requests_per_day knows: see cycles.py
     day_begun: tuple[int, int, int] = (NOT_BEGUN, 0, 0)
     # [R, 3] a stratum, and from which ordinal to which its level was another one, as told by incidents that
-    # are over; as far as the history reaches
+    # are over, or (from 0) something else was expected of it; as far as the history reaches
     past_changes: Ints = field(default_factory=lambda: np.zeros((0, 3), dtype=np.int64))
     turns: Floats = field(default_factory=lambda: np.zeros((0, KEPT, OF_TURNS)))  # [C, ..] see turns.py
 

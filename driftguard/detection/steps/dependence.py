@@ -9,7 +9,8 @@ wait for the next time, so that a large change is found before it is counted. Wh
 SUSPECTED, all wait from where it begins: until it has gone down again, or until so many wait that a change is
 no likelier than a mix that wanders. Meanwhile what waits counts around its own mean, which one change at once
 does not move. Beside it counts what blocks of all requests in the history show that follow each other,
-whether an incident is open or not (`block_differences.py`).
+whether an incident is open or not (`block_differences.py`), but for those from before a profile of hours,
+days or prompts was learned (`cycles.py`): what it explains now was no dependence.
 
 **What an incident covered.** While it is open its segments count nothing from its change point on, and once
 it is over never do: a fault of .20 for 500 requests would count as f = 30, and two or three would hide the
@@ -88,6 +89,7 @@ SMALL_DROP_OF_REQUESTS, SMALL_DROP_OF_WINDOWS = 0.05, 0.10
 YOUNG, YOUNG_DEPENDENT = 2_000, 3_000  # requests of the stream, see `is_young`
 _OLD = YOUNG_DEPENDENT + LONGEST_INTERVAL
 OUTLYING = 4.0  # standard deviations of a mean that wanders, beyond which a level is none of its own
+OTHERWISE = 0  # the first ordinal of what was held against another expectation, among changes
 RECOLLECTED = 1.25  # an inflation that grows by more makes evidence void
 
 
@@ -188,6 +190,8 @@ def _runs(state: StreamState, code: int, ordinal: Ints, residual: Floats) -> lis
     for incident in state.incidents:
         if incident is not None and state.segment_of_stratum[code] in incident.segments:
             changes.append([incident.change_point, state.ordinal])
+    anew = max((last for first, last in changes if first == OTHERWISE), default=0)
+    ordinal, residual = ordinal[ordinal > anew], residual[ordinal > anew]
     at_baseline, runs = np.ones(len(ordinal), dtype=np.bool_), []
     for first, last in changes:
         inside = at_baseline & (ordinal >= first) & (ordinal <= last)
@@ -320,6 +324,9 @@ def _added(blocks: Floats, counted: int, residual: Floats) -> Floats:
 
 def measured_anew(state: StreamState, strata: NDArray[np.bool_]) -> StreamState:
     """The state that has counted nothing of these strata [C] so far: what is expected of them has changed."""
+    codes = np.flatnonzero(strata)
+    otherwise = np.stack([codes, np.full_like(codes, OTHERWISE), np.full_like(codes, state.ordinal)], axis=1)
+    before = (state.past_changes[:, 1] == OTHERWISE) & strata[state.past_changes[:, 0]]
     return replace(
         state,
         blocks=np.where(strata[:, None, None], 0.0, state.blocks),
@@ -327,6 +334,7 @@ def measured_anew(state: StreamState, strata: NDArray[np.bool_]) -> StreamState:
         counted_until=np.where(strata, state.ordinal, state.counted_until),
         inflation=np.where(strata, 1.0, state.inflation),
         turns=without_learned(state.turns, strata),
+        past_changes=np.concatenate([state.past_changes[~before], otherwise]),
     )
 
 
