@@ -20,6 +20,17 @@ scales. n differences that are left, without k, have (n - k / 2 - 1) / 2 degrees
 neighbours share a block (simulated with 12 to 128 normal blocks, k = 2 and 4: the .99 quantile is that of as
 many degrees of freedom, or of up to a sixth more).
 
+Blocks may be of any length in time: a decline over days is in few of the differences, or small in each. So
+where few requests come in an hour, these blocks are longer than those that are held against the mean, and
+alone in showing a mean that wanders for hours. Blocks of B that are short against its memory m show little
+of it. Of an autoregression
+
+    D_B - 1 = (f - 1) h(B / m),  h(u) = 1 - (a + a^2 / 2) / u,  a = 1 - e^-u
+
+(from the variance and the covariance of its sums over two blocks). Where the longest blocks are as long as
+any that may be held against the mean, and show it, how much D_B - 1 has grown over their last two scales
+tells h, and so f; no h is taken to be below LEAST_PART.
+
 Paper: von Neumann 1941 (the ratio of the mean square successive difference to the variance).
 """
 
@@ -42,21 +53,23 @@ LEAST_LEFT: Final = 10  # differences, of which a D_B is
 OF_CHANGE: Final = 2  # differences that a change at once in the middle of a block shows in
 SPARED: Final = 1.0 / 8.0  # of the differences
 SHOWN_LEVEL: Final = 0.01
+LEAST_PART: Final = 1.0 / 8.0
 
 
 def inflation_shown(
-    runs: Sequence[Floats], variance: float, reference: int, changes: int, *, longest: float = math.inf
+    runs: Sequence[Floats], variance: float, reference: int, changes: int, *, against_mean: float = math.inf
 ) -> float:
     """f that the residuals of observations in their order show; 1 where none is shown. The level
     may have changed from one of the runs to the next: no block and no difference is of two of them.
 
     `variance` is that of one of them, from `reference` observations; `changes` how many changes at once there
-    may be inside the runs; `longest` the largest block in observations.
+    may be inside the runs; `against_mean` the largest block, in observations, that may be held against
+    the mean.
     """
     ratios: list[float] = []
     freedom: list[float] = []
     size = 2
-    while size <= longest and (left := _left(_differences(runs, size), changes)) >= LEAST_LEFT:
+    while (left := _left(_differences(runs, size), changes)) >= LEAST_LEFT:
         squares = np.sort(np.concatenate([np.diff(_sums(run, size)) ** 2 for run in runs]))
         mean = float(squares[:left].mean()) / _mean_below(left / len(squares))
         ratios.append(mean / (2.0 * size * max(variance, SMALLEST_VARIANCE)))
@@ -64,7 +77,26 @@ def inflation_shown(
         size *= 2
     by_chance = fdtrc(freedom, reference - 1.0, ratios) * len(ratios)
     shown = [ratio for ratio, chance in zip(ratios, by_chance, strict=True) if chance < SHOWN_LEVEL]
+    if size // 2 >= against_mean and len(ratios) > 2 and by_chance[-1] < SHOWN_LEVEL:
+        grown = (ratios[-1] - 1.0) / max(ratios[-3] - 1.0, 1e-9)
+        shown.append(1.0 + (ratios[-1] - 1.0) / _part_shown(grown))
     return min(max([1.0, *shown]), LARGEST_INFLATION)
+
+
+def _part(memories: Floats) -> Floats:
+    """h of the formula above, of blocks of so many memories."""
+    a = -np.expm1(-memories)
+    part: Floats = 1.0 - (a + a * a / 2.0) / memories
+    return part
+
+
+_MEMORIES: Final = np.exp2(np.arange(8.0, -4.0, -0.25))  # from the longest blocks on
+_GROWN: Final = _part(_MEMORIES) / _part(_MEMORIES / 4.0)
+
+
+def _part_shown(grown: float) -> float:
+    """Which part of f - 1 blocks show, if those a quarter as long show so many times less."""
+    return max(float(np.interp(grown, _GROWN, _part(_MEMORIES))), LEAST_PART)
 
 
 def _sums(run: Floats, size: int) -> Floats:

@@ -315,7 +315,9 @@ def _of_neighbours(
     # One that is not known yet, and what is not exact in those that are.
     changes = 2 if _is_changed(state, code) or state.recoveries[code] > 0 else 1
     variance, reference = float(base.variance[code]), int(state.reference[code, REQUESTS])
-    return inflation_shown(runs, variance, reference, changes, longest=longest_block(state, code, now))
+    # Until they are learned the hours of a day look like a mean that wanders.
+    against_mean = math.inf if _age(state, code) < YOUNG else longest_block(state, code, now)
+    return inflation_shown(runs, variance, reference, changes, against_mean=against_mean)
 
 
 def _added(blocks: Floats, counted: int, residual: Floats) -> Floats:
