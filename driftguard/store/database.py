@@ -113,7 +113,9 @@ _SERVER_KEEPALIVES: Final = {
 }
 # In every session, because a role, a database or a variable such as PGDATESTYLE may have others: then the
 # driver cannot read times, names in other scripts cannot be sent, floats are rounded, and who waited for
-# a lock does not see what its holder wrote.
+# a lock does not see what its holder wrote. And each statement is planned for what it asks: a plan for any
+# values, of which PostgreSQL thinks well where a table has many partitions, goes through the records of all
+# streams for those of one; and compiling a plan takes longer than most of ours run.
 _SESSION: Final = {
     "TimeZone": "UTC",
     "DateStyle": "ISO",
@@ -121,6 +123,8 @@ _SESSION: Final = {
     "client_encoding": "UTF8",
     "extra_float_digits": "1",
     "default_transaction_isolation": "read committed",
+    "plan_cache_mode": "force_custom_plan",
+    "jit": "off",
     **_SERVER_KEEPALIVES,
 }
 # How psycopg lists why each of several addresses failed; its first line tells the last one alone.

@@ -14,6 +14,7 @@ from alembic import command
 from sqlalchemy import select, text
 
 from driftguard.errors import BadSettings, DatabaseUnavailable
+from driftguard.store import status_queries
 from driftguard.store.database import Database, parse_url, upgrade
 from driftguard.store.migrations import alembic_config, head_revision
 from driftguard.store.records import insert_batches
@@ -264,6 +265,18 @@ def test_what_a_database_is_set_to_changes_nothing(database_url: str, setting: s
         assert session.scalar(text("SELECT interval '90 s'")) == timedelta(seconds=90)
         assert session.scalar(text("SHOW transaction_isolation")) == "read committed"
     database.close()
+
+
+def test_a_query_is_planned_for_what_it_asks_however_often_it_was_asked(database: Database) -> None:
+    """A plan for any values reads the records of all streams for those of one, and is kept from then on."""
+    with database.session() as session:
+        for _ in range(12):
+            status_queries.requests_per_day(session, datetime.now(UTC), [1])
+        plans = text("SELECT sum(custom_plans), sum(generic_plans) FROM pg_prepared_statements")
+        custom, generic = session.execute(plans).one()
+        assert custom > 5
+        assert generic == 0
+        assert session.scalar(text("SHOW jit")) == "off"
 
 
 def test_times_come_back_in_utc(database: Database) -> None:
