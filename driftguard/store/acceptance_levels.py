@@ -10,6 +10,7 @@ from sqlalchemy import Row, select, text
 from sqlalchemy.orm import Session
 
 from driftguard.records import Kind
+from driftguard.store.by_arrival import NEWEST_FIRST, OF_STREAM, OLDEST_FIRST
 from driftguard.store.tables import Stream
 
 _NEWEST_REQUESTS = 1_000  # per segment: what the draft does now, not what it did months ago
@@ -135,9 +136,7 @@ _OF_SPAN = text(
     """  # noqa: S608 (constants only)
 )
 _KIND = text(
-    """
-    SELECT kind FROM records WHERE stream_id = :stream_id AND kind <> 'probe' ORDER BY seq DESC LIMIT 1
-    """
+    f"SELECT kind FROM records WHERE {OF_STREAM} AND kind <> 'probe' ORDER BY {NEWEST_FIRST} LIMIT 1"  # noqa: S608 (constants only)
 )
 
 
@@ -195,12 +194,12 @@ _NEWEST = text(
         FROM unnest(CAST(:segments AS text[])) AS asked(segment) CROSS JOIN LATERAL (
             SELECT drafted, steps, ended_at,
                    CASE WHEN :by_first THEN {_FIRST_ACCEPTED} ELSE accepted::float8 / drafted END AS x,
-                   row_number() OVER (ORDER BY seq DESC) AS age
+                   row_number() OVER (ORDER BY {NEWEST_FIRST}) AS age
             FROM records
-            WHERE stream_id = :stream_id AND kind = :kind AND seq > :after
+            WHERE {OF_STREAM} AND kind = :kind AND seq > :after
               AND records.segment = asked.segment
               AND CASE WHEN :by_first THEN {_TELLS_FIRST} ELSE drafted > 0 END
-            ORDER BY seq DESC LIMIT :most
+            ORDER BY {NEWEST_FIRST} LIMIT :most
         ) AS of_segment
     )
     SELECT segment, size, count(*), sum(drafted)::bigint, sum(steps)::bigint, avg(x),
@@ -247,20 +246,20 @@ class LevelAtK(NamedTuple):
     highest_k: int | None
 
 
-_AT_K = """
+_AT_K = f"""
     SELECT asked.segment, count(*), sum(drafted)::bigint, sum(steps)::bigint,
            avg(accepted::float8 / drafted), min(k), max(k)
     FROM unnest(CAST(:segments AS text[])) AS asked(segment) CROSS JOIN LATERAL (
         SELECT drafted, accepted, steps, num_speculative_tokens AS k
         FROM records
-        WHERE stream_id = :stream_id AND kind = :kind AND drafted > 0 AND seq > :after
-          AND records.segment = asked.segment {condition}
-        ORDER BY seq {order} LIMIT :most
+        WHERE {OF_STREAM} AND kind = :kind AND drafted > 0 AND seq > :after
+          AND records.segment = asked.segment {{condition}}
+        ORDER BY {{order}} LIMIT :most
     ) AS of_segment
     GROUP BY asked.segment ORDER BY asked.segment
-    """
-_NEWEST_AT_K = text(_AT_K.format(order="DESC", condition=""))
-_FIRST_AT_K = text(_AT_K.format(order="ASC", condition="AND num_speculative_tokens = :k"))
+    """  # noqa: S608 (constants only)
+_NEWEST_AT_K = text(_AT_K.format(order=NEWEST_FIRST, condition=""))
+_FIRST_AT_K = text(_AT_K.format(order=OLDEST_FIRST, condition="AND num_speculative_tokens = :k"))
 
 
 def newest_k(
@@ -291,9 +290,9 @@ _OTHER_SETTINGS = text(
           AND seq >= :first AND seq < :end AND ended_at >= :oldest
     ), newest AS (
         SELECT temperature, acceptance_rule, {_AT_ONCE} FROM records
-        WHERE stream_id = :stream_id AND kind = 'request' AND drafted > 0 AND segment = :segment
+        WHERE {OF_STREAM} AND kind = 'request' AND drafted > 0 AND segment = :segment
           AND seq >= :end
-        ORDER BY seq DESC LIMIT :newest
+        ORDER BY {NEWEST_FIRST} LIMIT :newest
     )
     SELECT EXISTS (SELECT FROM fallen) AND NOT EXISTS (
         SELECT FROM newest JOIN fallen USING (acceptance_rule, at_once)
@@ -310,14 +309,14 @@ def has_other_settings(session: Session, stream_id: int, segment: str, span: Spa
 
 
 _TOLD_K = text(
-    """
+    f"""
     SELECT DISTINCT num_speculative_tokens FROM (
         SELECT num_speculative_tokens FROM records
-        WHERE stream_id = :stream_id AND kind = :kind AND num_speculative_tokens IS NOT NULL
+        WHERE {OF_STREAM} AND kind = :kind AND num_speculative_tokens IS NOT NULL
           AND seq >= :first AND seq < :end AND ended_at >= :oldest
-        ORDER BY seq DESC LIMIT :newest
+        ORDER BY {NEWEST_FIRST} LIMIT :newest
     ) AS newest
-    """
+    """  # noqa: S608 (constants only)
 )
 
 

@@ -19,6 +19,7 @@ from driftguard.diagnosis import Captured, EngineChange, Observed, ProbeResult
 from driftguard.records.documents.serving_scores import MissingScores, ServingScores
 from driftguard.records.positions import first_position
 from driftguard.records.probe_session import PREFIX, parse
+from driftguard.store.by_arrival import NEWEST_FIRST, OF_STREAM, newest_first, of_stream, oldest_first
 from driftguard.store.tables import (
     ABOVE_EVERY_SEQ,
     Draft,
@@ -68,9 +69,9 @@ _RECORDS = text(
            accepted_per_position[1] AS first_accepted, prompt_tokens, cached_tokens, output_tokens,
            time_per_output_token_seconds, session, {_TIMES}
     FROM records
-    WHERE stream_id = :stream_id AND kind <> 'probe' AND seq >= :first AND seq < :end
+    WHERE {OF_STREAM} AND kind <> 'probe' AND seq >= :first AND seq < :end
       AND ended_at >= :since AND ended_at <= :until
-    ORDER BY seq DESC LIMIT :limit
+    ORDER BY {NEWEST_FIRST} LIMIT :limit
     """  # noqa: S608 (constants only)
 )
 
@@ -415,9 +416,9 @@ def _by_its_clock(session: Session, stream_id: int, version: ServerVersion) -> d
     """When a version was noticed, by the clock of the server whose stream this is."""
     if version.noticed_seq is None:  # noticed by an older version of DriftGuard
         return version.noticed_at
-    query = select(Record.ended_at).where(Record.stream_id == stream_id, Record.kind != "probe").limit(1)
-    earlier = query.where(Record.seq <= version.noticed_seq).order_by(Record.seq.desc())
-    later = query.where(Record.seq > version.noticed_seq).order_by(Record.seq)
+    query = select(Record.ended_at).where(of_stream(stream_id), Record.kind != "probe").limit(1)
+    earlier = query.where(Record.seq <= version.noticed_seq).order_by(*newest_first)
+    later = query.where(Record.seq > version.noticed_seq).order_by(*oldest_first)
     at = max(session.scalar(earlier) or version.noticed_at, version.noticed_at)
     return min(session.scalar(later) or at, at)
 

@@ -20,6 +20,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from driftguard.detection.state.codec import StoredState
+from driftguard.store.by_arrival import of_stream, oldest_first
 from driftguard.store.database import DELETES_NOTHING, FOLD, is_too_slow, taking_lock
 from driftguard.store.tables import (
     DetectorHistory,
@@ -80,8 +81,8 @@ def read_of_stream(
     session: Session, stream_id: int, *, after: int, up_to: int, limit: int
 ) -> list[StoredRecord]:
     """Those of one stream with after < seq <= up_to, in order."""
-    own = select(*_STORED).where(Record.stream_id == stream_id, Record.seq > after, Record.seq <= up_to)
-    return [StoredRecord(*row) for row in session.execute(own.order_by(Record.seq).limit(limit))]
+    own = select(*_STORED).where(of_stream(stream_id), Record.seq > after, Record.seq <= up_to)
+    return [StoredRecord(*row) for row in session.execute(own.order_by(*oldest_first).limit(limit))]
 
 
 def streams_of(session: Session, stream_ids: Collection[int]) -> list[Stream]:

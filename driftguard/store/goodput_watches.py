@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from driftguard.cost.goodput import Numbered
 from driftguard.records.documents.goodput import GoodputWatch
+from driftguard.store.by_arrival import OLDEST_FIRST
 from driftguard.store.examination_evidence import LOOK_BACK, timed
 from driftguard.store.streams import is_to_be_seen_again
 from driftguard.store.tables import GoodputWatchRow, Stream
@@ -80,9 +81,7 @@ _NEWEST = text(
     ORDER BY seq
     """  # noqa: S608 (constants only)
 )
-# Stream and seq are compared together, which only the index of both can do: in every window, PostgreSQL would
-# otherwise often go through the seqs of all streams. The window's end is left to `most`: before version 18
-# such a comparison ends no scan, which would go on to the newest request of the stream.
+# Each window by the index of stream and seq, as in driftguard.store.by_arrival.
 _IN_WINDOWS = text(
     f"""
     WITH found AS (
@@ -90,11 +89,10 @@ _IN_WINDOWS = text(
         CROSS JOIN unnest(CAST(:starts AS bigint[])) AS start
         CROSS JOIN LATERAL (
             SELECT {_COLUMNS} FROM records
-            WHERE (stream_id, seq) > (stream, start) AND stream_id <= stream
+            WHERE stream_id = ANY(ARRAY[stream]) AND seq > start AND seq <= start + :width
               AND kind <> 'probe' AND ended_at >= :since
-            ORDER BY stream_id, seq LIMIT :most
+            ORDER BY {OLDEST_FIRST} LIMIT :most
         ) AS each
-        WHERE each.seq <= start + :width
     ) {_THINNED}
     WHERE place % greatest(total / :limit, 1) = 0
     ORDER BY seq

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
+from driftguard.store.by_arrival import newest_first, of_stream
 from driftguard.store.tables import DailyRollup, Record, Rollup, Segment
 
 _NEWEST_REQUESTS = 1_000  # per segment
@@ -58,8 +59,8 @@ def newest(session: Session, stream_id: int, most: int) -> list[Arrived]:
     """The newest requests of a stream, at most so many, in the order in which they arrived."""
     query = (
         select(Record.seq, Record.segment, Record.ended_at)
-        .where(Record.stream_id == stream_id, Record.kind == "request")
-        .order_by(Record.seq.desc())
+        .where(of_stream(stream_id), Record.kind == "request")
+        .order_by(*newest_first)
         .limit(most)
     )
     return [Arrived(*row) for row in reversed(session.execute(query).all())]

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from datetime import datetime, timedelta
 
 import pytest
-from sqlalchemy import event, select, text
+from sqlalchemy import select, text
 
 from driftguard.store import goodput_watches
 from driftguard.store.database import Database
+from driftguard.store.examination_evidence import LOOK_BACK
+from driftguard.store.partitions import ensure_days
 from driftguard.store.tables import Record, Stream
 from tests.pipeline.traffic import Traffic, store
+from tests.store.explained import pages_read
+
+WRITTEN = ("record_id", "seq", "ended_at")
 
 
 def test_a_look_takes_no_more_of_the_database_where_the_one_before_is_long_ago(
@@ -28,37 +33,42 @@ def test_a_look_takes_no_more_of_the_database_where_the_one_before_is_long_ago(
     assert pages[1] < 2 * pages[0]
 
 
-def repeat_the_newest(database: Database, times: int) -> None:
-    names = [column.name for column in Record.__table__.columns if column.name not in ("record_id", "seq")]
+def test_a_look_takes_no_more_where_the_one_before_is_longer_ago_than_it_reads(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after two weeks in which no sidecar ran. Every window before what it reads went through all requests
+    up to there."""
+    monkeypatch.setattr(goodput_watches, "MOST_READ", 60)
+    monkeypatch.setattr(goodput_watches, "MOST_SPANNED", 120)
+    store(database, Traffic(seed=45).draw(5, {"chat": 0.75}))
+    with database.session() as session:
+        (stream,) = session.scalars(select(Stream))
+        edge = stream.last_seen_at - LOOK_BACK
+        ensure_days(session, {edge.date()})
+    repeat_the_newest(
+        database, 20_000, ended_at=max(edge.replace(hour=0, minute=0), edge - timedelta(hours=1))
+    )
+    repeat_the_newest(database, 20_000, ended_at=stream.last_seen_at)
+    assert pages_of_a_look(database, after=5) < 2 * pages_of_a_look(database, after=20_000)
+
+
+def repeat_the_newest(database: Database, times: int, ended_at: datetime | None = None) -> None:
+    names = [column.name for column in Record.__table__.columns if column.name not in WRITTEN]
     with database.session() as session:
         session.execute(
             text(
-                f"INSERT INTO records (record_id, seq, {', '.join(names)}) "
-                f"SELECT gen_random_uuid(), seq + number, {', '.join(names)} FROM generate_series(1, :times) "
+                f"INSERT INTO records (record_id, seq, ended_at, {', '.join(names)}) "
+                "SELECT gen_random_uuid(), seq + number, coalesce(CAST(:ended_at AS timestamptz), ended_at), "
+                f"{', '.join(names)} FROM generate_series(1, :times) "
                 "AS number, (SELECT * FROM records ORDER BY seq DESC LIMIT 1) AS newest"
             ),
-            {"times": times},
+            {"times": times, "ended_at": ended_at},
         )
     with database.engine.connect() as connection:
         connection.execution_options(isolation_level="AUTOCOMMIT").execute(text("VACUUM ANALYZE records"))
 
 
 def pages_of_a_look(database: Database, after: int) -> int:
-    """That the last statement of it reads."""
-    asked: list[Any] = []
-
-    def note(_connection: object, _cursor: object, statement: str, parameters: Any, *_: object) -> None:
-        asked.append((statement, parameters))
-
-    event.listen(database.engine, "before_cursor_execute", note)
-    try:
-        with database.session() as session:
-            (stream,) = session.scalars(select(Stream))
-            assert len(goodput_watches.after(session, stream, after)) >= 30
-    finally:
-        event.remove(database.engine, "before_cursor_execute", note)
-    statement, parameters = asked[-1]
-    explained = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}"
-    with database.engine.connect() as connection:
-        (plan,) = connection.exec_driver_sql(explained, parameters).scalar_one()
-    return int(plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"])
+    with database.session() as session:
+        (stream,) = session.scalars(select(Stream))
+        return pages_read(database, lambda: len(goodput_watches.after(session, stream, after)) >= 30)
