@@ -59,8 +59,9 @@ class Moment:
 # The server's start before a record, as its metrics told it; null where they were never scraped.
 _TIMES = """
            extract(epoch FROM ended_at)::float8 AS ended, extract(epoch FROM (
-               SELECT max(s.started_at) FROM server_starts s JOIN streams ON streams.server = s.server
-               WHERE streams.id = :stream_id AND s.started_at <= ended_at))::float8 AS server_started_at
+               SELECT max(started_at) FROM server_starts
+               WHERE server = (SELECT server FROM streams WHERE id = :stream_id) AND started_at <= ended_at
+           ))::float8 AS server_started_at
 """
 _RECORDS = text(
     f"""
