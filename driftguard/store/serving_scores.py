@@ -96,7 +96,8 @@ def give_up(session: Session, started_before: datetime, now: datetime) -> None:
 
 # K and the temperature decide what a faithful engine accepts: a record that tells neither is of no use. Where
 # K varied, counts per position tell how long the drafts were, and it is judged by the first
-# (driftguard.records.positions). Typical acceptance makes answers that are not the target's own.
+# (driftguard.records.positions). Typical acceptance makes answers that are not the target's own. The stream
+# is asked for last: else PostgreSQL may read all of its records of two hours for each captured request.
 _CAPTURED = text(
     """
     SELECT newest.record_id, newest.segment, newest.is_after, newest.prompt_token_ids AS prompt,
@@ -111,20 +112,21 @@ _CAPTURED = text(
           AND cardinality(prompt_token_ids) > 0 AND cardinality(output_token_ids) > 0
     ) AS newest
     JOIN LATERAL (
-        SELECT session, temperature, num_speculative_tokens, steps, drafted_per_position, verification,
+        SELECT stream_id, session, temperature, num_speculative_tokens, steps, drafted_per_position,
+               verification,
                CASE WHEN num_speculative_tokens > 0 THEN drafted
                     ELSE drafted_per_position[1] END AS drafted,
                CASE WHEN num_speculative_tokens > 0 THEN accepted
                     ELSE accepted_per_position[1] END AS accepted
         FROM records
-        WHERE records.record_id = newest.record_id AND stream_id = :stream_id
+        WHERE records.record_id = newest.record_id
           AND ended_at >= newest.captured_at - interval '1 hour'
           AND ended_at <= newest.captured_at + interval '1 hour'
           AND drafted > 0 AND temperature IS NOT NULL AND acceptance_rule <> 'typical'
           AND (num_speculative_tokens > 0 OR num_speculative_tokens IS NULL
                AND drafted_per_position[1] > 0 AND accepted_per_position[1] IS NOT NULL)
         LIMIT 1
-    ) AS r ON true
+    ) AS r ON r.stream_id = :stream_id
     WHERE age <= :limit
     ORDER BY age, newest.segment, is_after
     """

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import select
+from sqlalchemy import select, text
 
 from driftguard.store import acceptance_levels, serving_scores
 from driftguard.store.captures import CapturedRequest, insert_captures
@@ -14,7 +14,8 @@ from driftguard.store.database import Database
 from driftguard.store.records import insert_batches
 from driftguard.store.serving_scores import SCORED_REQUESTS
 from driftguard.store.streams import StreamRegistry
-from driftguard.store.tables import Stream
+from driftguard.store.tables import Record, Stream
+from tests.store.explained import pages_read
 from tests.store.samples import make_records
 
 AT = datetime.now(UTC) - timedelta(minutes=5)
@@ -77,6 +78,30 @@ def test_the_newest_of_both_sides_come_first(database: Database) -> None:
     found = captured(database)
     assert found[:4] == [(1_104, False), (2_002, True), (1_103, False), (2_001, True)]
     assert sum(not is_after for _, is_after in found) == SCORED_REQUESTS
+
+
+def test_the_record_of_a_captured_request_is_found_without_those_around_it(database: Database) -> None:
+    """Where the database has no statistics of the day yet, two hours of them were read for each."""
+    served(database, 1, 0)
+    for number in range(2, 21):
+        served(database, number, number)
+    repeat_the_first(database, 5_000)
+    assert len(captured(database)) == 20
+    assert pages_read(database, lambda: captured(database)) < 1_000
+
+
+def repeat_the_first(database: Database, times: int) -> None:
+    written = ("record_id", "seq", "ended_at")
+    names = ", ".join(column.name for column in Record.__table__.columns if column.name not in written)
+    with database.session() as session:
+        session.execute(
+            text(
+                f"INSERT INTO records (record_id, seq, ended_at, {names}) "
+                f"SELECT gen_random_uuid(), seq, ended_at + number * interval '10 ms', {names} "
+                "FROM records, generate_series(1, :times) AS number WHERE record_id = :first"
+            ),
+            {"times": times, "first": UUID(int=1)},
+        )
 
 
 def test_where_k_varied_the_counts_per_position_tell_how_long_the_drafts_were(database: Database) -> None:
