@@ -83,10 +83,23 @@ def finish_promotion(
 def finish_rollback(session: Session, run: RetrainRun, parent: EngineDraft, at: datetime) -> None:
     """The engine serves the parent again: the candidate is rolled back and the incident as before."""
     reason = f"{why_taken_back(run)}; {parent.version} serves again"
+    if (cut_off := why_paused(run)) is not None:
+        reason = f"{reason}; {cut_off}"
     put_in_service(session, run.server, run.target, parent, at, former="rolled_back")
     retrain_runs.end(session, run.id, "rolled_back", reason, at)
     incident_notes.end_mitigation(session, run.incident_id, reason, at)
     log.warning("draft rolled back", run=str(run.id), reason=reason)
+
+
+def why_paused(run: RetrainRun) -> str | None:
+    """That a server may answer no request; None: nothing says so."""
+    asked = retrain_runs.numbers_of(run).rollout
+    if asked is None or asked.live != "begun":
+        return None
+    return (
+        f"loading draft {asked.version} into a running server was cut off, and that server may be paused "
+        "until somebody resumes or restarts it"
+    )
 
 
 def why_taken_back(run: RetrainRun) -> str:

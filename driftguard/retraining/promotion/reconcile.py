@@ -10,7 +10,10 @@ rolling back, after the swap      run watching, verdict worse, parent in     rol
                                   service
 rolling out                       run rolling_out, no record of the          as it is; failed when time is up
                                   candidate
-rolling out, cut off while live   run rolling_out, the update begun          resumed, and updated again
+rolling out, cut off while live   run rolling_out, the update begun          resumed, and updated again; by a
+                                                                             restart where the settings lost
+                                                                             update_url, failed where they
+                                                                             got an admin_url
 rolling out, restarted            run rolling_out, records of the candidate  watching: the promotion counts
 rolling back                      run rolling_back, no record of the parent  as it is; asked for again when
                                                                              time is up, of an engine whose
@@ -45,6 +48,7 @@ from driftguard.retraining.promotion.draft_rows import (
     finish_promotion,
     finish_rollback,
     follow_engine,
+    why_paused,
     why_taken_back,
 )
 from driftguard.retraining.promotion.put_back import LOST, Loss, is_lost_live, put_back_if_lost
@@ -67,11 +71,21 @@ def settle(
     engine = connect(database, settings, server, should_stop)
     try:
         info = engine.info()
-    except EngineRefused:
+    except EngineRefused as error:
         end_killed(database, settings, server)
+        _tell_cut_off(database, server, error.detail)
         raise
     with locked(database, engine, info) as info:
         settle_locked(database, settings, engine, info)
+
+
+def _tell_cut_off(database: Database, server: str, unanswered: str) -> None:
+    """Of the runs that wait for an engine which does not answer, and may have left a server paused."""
+    with database.session() as session:
+        for run in retrain_runs.unended(session):
+            if run.server == server and (cut_off := why_paused(run)) is not None:
+                state = cast("retrain_runs.RunState", run.state)
+                retrain_runs.advance(session, run.id, state, reason=f"{cut_off}; {unanswered}")
 
 
 @contextmanager
@@ -251,14 +265,16 @@ def _end_interrupted(session: Session, run: RetrainRun, serving: str, now: datet
 
 
 def _fail_if_late(session: Session, run: RetrainRun, serving: EngineDraft, now: datetime) -> None:
+    """Late at once is what was cut off on the way to a server that the settings have no update_url of any
+    more: another engine answers in its place."""
     asked = retrain_runs.rollout_of(run)
-    if now < asked.until:
-        return
-    waited = round((asked.until - asked.asked_at).total_seconds())
-    reason = (
-        f"no record of draft {asked.version} has arrived within {waited} s of asking for it; "
-        f"draft {serving.version} is in service"
-    )
+    reason = why_paused(run)
+    if reason is None:
+        if now < asked.until:
+            return
+        waited = round((asked.until - asked.asked_at).total_seconds())
+        reason = f"no record of draft {asked.version} has arrived within {waited} s of asking for it"
+    reason = f"{reason}; draft {serving.version} is in service"
     log.error("rollout failed", run=str(run.id), reason=reason)
     announced_drafts.withdraw(
         session, run.server, asked.version, serving.version, since=asked.asked_at, at=now

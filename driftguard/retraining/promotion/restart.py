@@ -155,16 +155,18 @@ def _update_again(
     with database.session() as session:
         until = retrain_runs.now(session) + ASK_AGAIN_AFTER
     not_live = replace(asked, live="no", until=until)
-    log.error("a live update was cut off; the server is resumed", run=str(run.id), server=run.server)
+    refusal, without = None, ""
     if engine.live is None:
-        _store(database, run.id, state, not_live)
-        raise EngineRefused(f"{run.server} may be paused, and engines.update_url is no longer set")
-    refusal = engine.live.recover(asked.version)
+        without = "an update was cut off, and engines.update_url is no longer set"
+        log.error("a restart is asked for", run=str(run.id), server=run.server, reason=without)
+    else:
+        log.error("a live update was cut off; the server is resumed", run=str(run.id), server=run.server)
+        refusal = engine.live.recover(asked.version)
     if info.draft.version == asked.version:  # its records came before this process could note that it is done
         _store(database, run.id, state, replace(asked, live="done"))
         return
     if refusal is None:
-        refusal = _order_again(database, engine, info, run, state)
+        refusal = _order_again(database, engine, info, run, state, without)
     else:
         log.error("it is not updated again now", run=str(run.id), reason=refusal)
         _store(database, run.id, state, not_live)
@@ -176,7 +178,12 @@ def _update_again(
 
 
 def _order_again(
-    database: Database, engine: RestartedEngine, info: EngineInfo, run: RetrainRun, state: _Rolling
+    database: Database,
+    engine: RestartedEngine,
+    info: EngineInfo,
+    run: RetrainRun,
+    state: _Rolling,
+    not_live: str,
 ) -> str | None:
     """Why it was refused; None: it was not. Raises as `_give`."""
     asked = retrain_runs.rollout_of(run)
@@ -185,7 +192,7 @@ def _order_again(
         now = retrain_runs.now(session)
     action: Literal["promote", "roll_back"] = "promote" if state == "rolling_out" else "roll_back"
     order = _order(action, run, asked.version, wanted, info.draft, now)
-    return _give(database, engine, order, state, asked.reason).refusal
+    return _give(database, engine, order, state, asked.reason, not_live).refusal
 
 
 def under_way(session: Session, info: EngineInfo) -> str | None:
@@ -249,6 +256,7 @@ def _give(
     order: Order,
     state: _Rolling,
     reason: str,
+    not_live: str = "",
 ) -> Reply:
     """Stores the order, carries it out or sends it, stores the reply.
 
@@ -259,7 +267,7 @@ def _give(
     with database.session() as session:
         heard = source_activity.heard(session, order.server, order.target, order.draft_version)
     until = order.asked_at + longest
-    asked = Rollout(order.draft_version, order.asked_at, until, reason, heard=heard)
+    asked = Rollout(order.draft_version, order.asked_at, until, reason, not_live=not_live, heard=heard)
     reply = None
     if engine.live is not None:
         reply, asked = _update_live(database, engine.live, order, state, asked)

@@ -22,7 +22,7 @@ from driftguard.store import drafts, retrain_runs
 from driftguard.store.database import Database
 from driftguard.store.tables import RetrainRun
 from tests.retraining.engine_stub import EngineStub, running
-from tests.retraining.world import drift, incident_states, make_settings, trained
+from tests.retraining.world import drift, incident_of, incident_states, make_settings, trained
 
 OLD, NEW = "v1", "v2"
 SERVER = "engine-1"
@@ -120,3 +120,47 @@ def test_commands_are_not_kept_waiting_for_a_restart_that_nobody_awaits(
         with pytest.raises(Conflict, match="draft v1 is in service on engine-1, not v2"):
             roll_back(database, settings, server=SERVER, draft_version=NEW, reason="it loops")
     assert found(database, rolling_back).state == "rolled_back"
+
+
+@pytest.fixture
+def cut_off(database: Database, engine: EngineStub) -> RetrainRun:
+    """The job that loaded NEW into a running server was killed before it heard whether that was done."""
+    engine.serving = engine.first = draft(OLD)
+    engine.loaded = {OLD: engine.serving}
+    now = datetime.now(UTC)
+    run = trained(database, drift(database, OLD, now), OLD, NEW, f"/drafts/{NEW}", "rolling_out")
+    with database.session() as session:
+        stored = session.get_one(RetrainRun, run.id)
+        rollout = Rollout(NEW, now, now + timedelta(hours=1), live="begun")
+        stored.numbers = replace(retrain_runs.numbers_of(stored), rollout=rollout)
+    return run
+
+
+def test_a_live_update_that_was_cut_off_ends_with_what_the_engine_serves(
+    database: Database, settings: Settings, engine: EngineStub, cut_off: RetrainRun
+) -> None:
+    """Nobody can resume the server at the address that is no longer known."""
+    settle(database, settings, SERVER)
+    ended = found(database, cut_off)
+    assert ended.state == "failed"
+    assert ended.reason == (
+        "loading draft v2 into a running server was cut off, and that server may be paused until somebody "
+        "resumes or restarts it; draft v1 is in service"
+    )
+    assert (engine.calls, states(database)[OLD]) == ([], "in_service")
+    assert cut_off.incident_id is not None
+    assert incident_of(database, cut_off.incident_id).state == "open"
+
+
+def test_a_live_update_that_was_cut_off_says_so_while_nobody_answers_at_the_admin_url(
+    database: Database, settings: Settings, engine: EngineStub, cut_off: RetrainRun
+) -> None:
+    engine.mute = True
+    with pytest.raises(EngineRefused):
+        settle(database, settings, SERVER)
+    told = found(database, cut_off)
+    assert told.state == "rolling_out"
+    assert (told.reason or "").startswith(
+        "loading draft v2 into a running server was cut off, and that server may"
+    )
+    assert "cannot be reached" in (told.reason or "")

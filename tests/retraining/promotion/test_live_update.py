@@ -180,6 +180,23 @@ def test_killed_while_the_server_is_paused(live: Live, tmp_path: Path, step: str
     assert live.settled(settings, made.id) == "watching"
 
 
+def test_where_the_address_is_taken_out_after_it_was_cut_off_a_restart_is_asked_for(live: Live) -> None:
+    """It resumes the server, which may be paused, and nobody else can."""
+    settings = live.settings()
+    made = passed_the_gate(live.database, settings)
+    promote(live.database, settings, made.id, made.incident_id)
+    live.change(made.id, "rollout", live="begun")
+    without = Restarts.settings(live)
+    assert live.settled(without, made.id) == "rolling_out"
+    assert [call["DRIFTGUARD_DRAFT_VERSION"] for call in live.calls()] == [NEW]
+    assert live.unsettled(without) == []
+    serves(live.database, NEW)
+    assert live.settled(without, made.id) == "watching"
+    assert "by a restart, not live: an update was cut off, and engines.update_url is no longer set" in (
+        live.run(made.id).reason or ""
+    )
+
+
 def test_the_files_must_be_those_that_the_run_made(live: Live) -> None:
     """Workers are told the digest that the run has, also by who goes on with it, and not that of a list which
     was exchanged since."""
