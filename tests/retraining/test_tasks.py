@@ -29,7 +29,7 @@ from driftguard.settings import Settings
 from driftguard.store import drafts, incidents, retrain_runs
 from driftguard.store.database import Database
 from driftguard.store.job_queue import deferring_connector, worker_connector
-from driftguard.store.tables import Incident, RetrainRun, Stream
+from driftguard.store.tables import Draft, Incident, RetrainRun, Stream
 from tests.retraining.conftest import Drifted
 from tests.retraining.engine_stub import EngineStub
 from tests.retraining.promotion.test_put_back import found_worse, promoted_an_hour_ago
@@ -387,8 +387,46 @@ def test_a_rollback_that_the_engine_refuses_is_told_and_asked_for_once_a_minute(
     assert reason.startswith(f"draft {CANDIDATE} accepted less than the one before it")
     assert f"; draft {drifted.parent} cannot be put back: the engine at {engine.url} answered" in reason
     assert reason.endswith("with 500: out of memory")
+    assert incident_of(drifted.database, drifted.incident_id).state == "open"  # nothing mends it now
     engine.refuse = ""
     monkeypatch.setattr(tasks, "REFUSED_SECONDS", 0.0)
+    jobs.settle("engine-1")
+    assert engine.serving["version"] == drifted.parent
+    assert runs(drifted.database)[0].state == "rolled_back"
+
+
+def test_a_rollback_to_a_draft_whose_files_are_gone_is_told_and_done_once_they_are_back(
+    drifted: Drifted,
+    promoted: UUID,
+    engine: EngineStub,
+    jobs: RetrainingJobs,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The parent was trained here too."""
+    promoted_an_hour_ago(drifted)
+    found_worse(drifted, promoted)
+    made_here = tmp_path / "data" / "drafts" / drifted.parent
+    made_here.parent.mkdir(parents=True, exist_ok=True)
+    with drifted.database.session() as session:
+        is_parent = Draft.version == drifted.parent
+        session.execute(
+            update(Draft).where(is_parent).values(directory=str(made_here), retrain_run_id=promoted)
+        )
+    jobs.settle("engine-1")
+    assert engine.calls == []
+    assert (runs(drifted.database)[0].reason or "").endswith(
+        f"cannot be put back: the files of draft {drifted.parent}, in {made_here}, are gone: "
+        "bring them back, as from a backup, or put another draft into service"
+    )
+    assert incident_of(drifted.database, drifted.incident_id).state == "open"
+    made_here.mkdir()
+    (made_here / "SHA256SUMS").write_text("0" * 64 + "  model.safetensors")
+    monkeypatch.setattr(tasks, "REFUSED_SECONDS", 0.0)
+    jobs.settle("engine-1")
+    assert engine.calls == []
+    assert f"{made_here}/model.safetensors cannot be read" in (runs(drifted.database)[0].reason or "")
+    (made_here / "SHA256SUMS").unlink()
     jobs.settle("engine-1")
     assert engine.serving["version"] == drifted.parent
     assert runs(drifted.database)[0].state == "rolled_back"

@@ -9,7 +9,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Literal
+from pathlib import Path
+from typing import Literal, cast
 
 import structlog
 from sqlalchemy.orm import Session
@@ -19,9 +20,10 @@ from driftguard.records.documents.retraining_run import OldLevel
 from driftguard.retraining.engines.engine_admin import EngineDraft
 from driftguard.retraining.ledger import incident_notes
 from driftguard.retraining.promotion import watch
+from driftguard.retraining.training import checksums
 from driftguard.store import acceptance_levels, drafts, incidents, retrain_runs
 from driftguard.store.acceptance_levels import LOOKED_UP, DraftLevel
-from driftguard.store.tables import RetrainRun
+from driftguard.store.tables import Draft, RetrainRun
 
 _LOOK_BACK = timedelta(days=7)  # records of the old draft that show its acceptance
 log = structlog.get_logger(__name__)
@@ -89,6 +91,32 @@ def finish_rollback(session: Session, run: RetrainRun, parent: EngineDraft, at: 
     retrain_runs.end(session, run.id, "rolled_back", reason, at)
     incident_notes.end_mitigation(session, run.incident_id, reason, at)
     log.warning("draft rolled back", run=str(run.id), reason=reason)
+
+
+def tell_not_put_back(session: Session, run: RetrainRun, because: str, at: datetime) -> None:
+    """The draft of the run is to be rolled back, serves on, and nothing mends its incident until it is."""
+    reason = f"{why_taken_back(run)}; draft {run.parent_version} cannot be put back: {because}"
+    retrain_runs.advance(session, run.id, cast("retrain_runs.RunState", run.state), reason=reason)
+    incident_notes.end_mitigation(session, run.incident_id, reason, at)
+
+
+def why_unusable(session: Session, draft: Draft | None, version: str) -> str | None:
+    """Why the files of this draft cannot be served, with what to do; None: nothing is known against it. Where
+    this machine has no drafts of ours, the server alone sees the files."""
+    advice = "bring them back, as from a backup, or put another draft into service"
+    directory = draft and draft.directory
+    if draft is None or (directory is None and (draft.retrain_run_id or draft.method == "draft_model")):
+        return f"the files of draft {version} are gone: {advice}"
+    if directory is None or draft.retrain_run_id is None or not (path := Path(directory)).parent.is_dir():
+        return None
+    if not path.is_dir():
+        return f"the files of draft {version}, in {directory}, are gone: {advice}"
+    run = retrain_runs.find(session, draft.retrain_run_id)
+    try:
+        checksums.verify_if_known(path, retrain_runs.numbers_of(run).checksums_sha256 if run else None)
+    except checksums.DraftChanged as changed:
+        return f"{changed.detail}: {advice}"
+    return None
 
 
 def why_paused(run: RetrainRun) -> str | None:

@@ -48,8 +48,9 @@ from driftguard.retraining.promotion.draft_rows import (
     finish_promotion,
     finish_rollback,
     follow_engine,
+    tell_not_put_back,
     why_paused,
-    why_taken_back,
+    why_unusable,
 )
 from driftguard.retraining.promotion.put_back import LOST, Loss, is_lost_live, put_back_if_lost
 from driftguard.retraining.training import workspace
@@ -205,15 +206,19 @@ def _roll_back_if_worse(database: Database, admin: EngineAdmin, info: EngineInfo
         if run is None or run.parent_version is None:
             return None
         parent = drafts.find(session, info.server, info.target, run.parent_version)
-        directory = parent.directory if parent else None
+        is_loaded = any(draft.version == run.parent_version for draft in info.drafts)
+        unusable = None if is_loaded else why_unusable(session, parent, run.parent_version)
+        if unusable is not None:
+            tell_not_put_back(session, run, unusable, retrain_runs.now(session))
+    if unusable is not None:
+        raise EngineRefused(unusable)
     try:
-        if directory is not None and all(draft.version != run.parent_version for draft in info.drafts):
-            admin.load(Path(directory), run.parent_version)
+        if parent is not None and parent.directory is not None and not is_loaded:
+            admin.load(Path(parent.directory), run.parent_version)
         return admin.activate(run.parent_version)
     except EngineRefused as error:  # it is asked again, and the worse draft serves until then
-        reason = f"{why_taken_back(run)}; draft {run.parent_version} cannot be put back: {error.detail}"
         with database.session() as session:
-            retrain_runs.advance(session, run.id, cast("retrain_runs.RunState", run.state), reason=reason)
+            tell_not_put_back(session, run, error.detail, retrain_runs.now(session))
         raise
 
 

@@ -31,7 +31,7 @@ from driftguard.retraining.engines.restarted_engine import RestartedEngine
 from driftguard.retraining.ledger import incident_notes
 from driftguard.retraining.ledger.outcome import RetrainOutcome
 from driftguard.retraining.ledger.run_row import Job, advance, end
-from driftguard.retraining.promotion.draft_rows import why_worse
+from driftguard.retraining.promotion.draft_rows import tell_not_put_back, why_unusable, why_worse
 from driftguard.retraining.training import workspace
 from driftguard.store import announced_drafts, drafts, retrain_runs, source_activity
 from driftguard.store.database import Database
@@ -87,8 +87,18 @@ def roll_back_if_due(database: Database, engine: RestartedEngine, info: EngineIn
         parent = drafts.find(session, run.server, run.target, run.parent_version or "")
         order = _order("roll_back", run, run.parent_version or "", parent, info.draft, now)
     reply = _give(database, engine, order, "rolling_back", reason)
-    if reply.refusal is not None:
-        log.error("rollback refused; it is asked for again", run=str(run.id), after=str(ASK_AGAIN_AFTER))
+    with database.session() as session:
+        if reply.refusal is None:
+            retrain_runs.advance(session, run.id, "rolling_back", reason=reason)
+            return
+        told = session.get_one(RetrainRun, run.id)
+        tell_not_put_back(session, told, reply.refusal, retrain_runs.now(session))
+    log.error(
+        "rollback refused; it is asked for again",
+        run=str(run.id),
+        after=str(ASK_AGAIN_AFTER),
+        reason=reply.refusal,
+    )
 
 
 def roll_back_by_hand(
@@ -321,6 +331,9 @@ def _ask_for_restart(
     database: Database, engine: RestartedEngine, order: Order, state: _Rolling, asked: Rollout
 ) -> Reply:
     with database.session() as session:  # before the restart, which brings it into effect
+        wanted = drafts.find(session, order.server, order.target, order.draft_version)
+        if (unusable := why_unusable(session, wanted, order.draft_version)) is not None:
+            return Reply(refusal=unusable)
         announced_drafts.announce(session, order.server, order.draft_version, "after_restart", order.asked_at)
     _store(database, order.run_id, state, asked)
     reply = engine.tell(order)

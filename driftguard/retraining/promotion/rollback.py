@@ -13,7 +13,7 @@ from driftguard.retraining.engines.connect import connect
 from driftguard.retraining.engines.engine_admin import EngineAdmin, EngineDraft, EngineInfo, EngineRefused
 from driftguard.retraining.ledger import incident_notes
 from driftguard.retraining.promotion import restart
-from driftguard.retraining.promotion.draft_rows import put_in_service
+from driftguard.retraining.promotion.draft_rows import put_in_service, why_unusable
 from driftguard.retraining.promotion.put_back import lost_draft
 from driftguard.retraining.promotion.reconcile import locked, settle_locked
 from driftguard.settings import Settings
@@ -54,11 +54,11 @@ def roll_back(
         parent = _parent(database, info)
         told = f"rolled back to draft {parent.version} by hand: {reason}"
         if not isinstance(engine, EngineAdmin):
-            if parent.method == "draft_model" or parent.retrain_run_id is not None:
-                _directory(parent)  # else there is nothing but the server's own lookup to return to
+            _check_files(database, parent)
             return restart.roll_back_by_hand(database, engine, info, parent, told)
         if all(draft.version != parent.version for draft in info.drafts):
-            engine.load(_directory(parent), parent.version)
+            _check_files(database, parent)
+            engine.load(Path(parent.directory or ""), parent.version)
         serving = _activate(engine, parent.version)
         with database.session() as session:
             _follow(session, info, serving, told)
@@ -87,10 +87,11 @@ def _parent(database: Database, info: EngineInfo) -> Draft:
     return parent
 
 
-def _directory(draft: Draft) -> Path:
-    if draft.directory is None:
-        raise Conflict(f"the files of draft {draft.version} are gone, and the engine has not loaded it")
-    return Path(draft.directory)
+def _check_files(database: Database, draft: Draft) -> None:
+    """Raises Conflict: they are gone or changed."""
+    with database.session() as session:
+        if (unusable := why_unusable(session, draft, draft.version)) is not None:
+            raise Conflict(unusable)
 
 
 def _follow(session: Session, info: EngineInfo, serving: EngineDraft, told: str) -> None:

@@ -28,7 +28,7 @@ from driftguard.settings import ORDER_VARIABLES, Settings
 from driftguard.store import announced_drafts, drafts, retrain_runs, sources
 from driftguard.store.database import Database
 from driftguard.store.sources import SourceState
-from driftguard.store.tables import RetrainRun, Stream
+from driftguard.store.tables import Draft, RetrainRun, Stream
 from tests.alerting.http_receiver import Receiver, http_receiver, wait_until
 from tests.retraining.conftest import Drifted
 from tests.retraining.restarted import (
@@ -294,9 +294,16 @@ def test_a_worse_draft_is_taken_back_by_the_same_command(restarts: Restarts, tmp
     assert restarts.settled(settings, run_id) == "rolling_back"
     assert restarts.settled(settings, run_id) == "rolling_back"
     assert len(restarts.calls()) == 2  # refused: not asked again at once
+    refused = restarts.run(run_id)
+    assert "; draft v1 cannot be put back: retraining.promote_command ended with status 1" in (
+        refused.reason or ""
+    )
+    assert refused.incident_id is not None
+    assert incident_states(restarts.database, refused.incident_id) == ["open", "mitigating", "open"]
     restarts.exits_with(0)
     restarts.change(run_id, "rollout", until=datetime.now(UTC) - timedelta(seconds=1))
     assert restarts.settled(settings, run_id) == "rolling_back"
+    assert "cannot be put back" not in (restarts.run(run_id).reason or "")
     asked = restarts.calls()[-1]
     assert len(restarts.calls()) == 3
     assert asked["DRIFTGUARD_ACTION"] == "roll_back"
@@ -308,6 +315,26 @@ def test_a_worse_draft_is_taken_back_by_the_same_command(restarts: Restarts, tmp
     assert restarts.settled(settings, run_id) == "rolled_back"
     assert restarts.states() == {OLD: "in_service", NEW: "rolled_back"}
     assert "accepted less than the one before it" in (restarts.run(run_id).reason or "")
+
+
+def test_no_server_is_restarted_with_a_draft_whose_files_are_gone(restarts: Restarts, tmp_path: Path) -> None:
+    settings = restarts.settings()
+    run_id = restarts.watched(settings)
+    made_here = tmp_path / "data" / "drafts" / OLD
+    made_here.parent.mkdir(parents=True)
+    with restarts.database.session() as session:
+        values = {"directory": str(made_here), "retrain_run_id": run_id}
+        session.execute(update(Draft).where(Draft.version == OLD).values(values))
+    with pytest.raises(Conflict, match=f"the files of draft v1, in {made_here}, are gone: bring them back"):
+        roll_back(restarts.database, settings, server=SERVER, draft_version=NEW, reason="it loops")
+    restarts.change(run_id, "watch", verdict="worse")
+    assert restarts.settled(settings, run_id) == "rolling_back"
+    assert len(restarts.calls()) == 1  # of the promotion
+    assert "cannot be put back: the files of draft v1" in (restarts.run(run_id).reason or "")
+    made_here.mkdir()
+    restarts.change(run_id, "rollout", until=datetime.now(UTC) - timedelta(seconds=1))
+    assert restarts.settled(settings, run_id) == "rolling_back"
+    assert restarts.calls()[-1]["DRIFTGUARD_DRAFT_PATH"] == str(made_here)
 
 
 def test_by_hand_it_is_asked_for_once_and_refused_by_name(restarts: Restarts) -> None:
