@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated
 from uuid import UUID
 
@@ -77,7 +77,6 @@ def announce_draft(
     """Says which draft version a scraped server serves, as its counters do not. A promotion by
     `retraining.promote_command` or `promote_webhook` does this itself. It replaces an announcement that is
     not in effect yet, and holds until the server's `draft_version` in the settings is another one."""
-    at = datetime.now(UTC)
     with context.database.session() as session:
         known = {
             source.server: source for source in sources.all_sources(session) if source.url != sources.PUSHED
@@ -88,7 +87,7 @@ def announce_draft(
             raise NotFound(f"there is no scraped server {body.server}; there are: {there}")
         if source.kind == "driftguard":
             raise Conflict(f"{body.server} tells the version of its draft itself")
-        announced_drafts.announce(session, body.server, body.draft_version, body.effective, at)
+        at = announced_drafts.announce(session, body.server, body.draft_version, body.effective)
     return AnnouncedModel(**body.model_dump(), announced_at=at)
 
 

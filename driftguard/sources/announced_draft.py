@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import structlog
 
@@ -66,8 +67,10 @@ class AnnouncedDrafts:
                 announced_drafts.restarted(row)
             is_mixed = False
             if row.version is not None and (restarted or row.effective != "after_restart"):
-                is_mixed = not restarted and source.before is not None and source.before.at < row.announced_at
-                announced_drafts.take_effect(row, source.draft_version, reading.at)
+                age = announced_drafts.age(session, row)
+                announced_at = datetime.now(UTC) - age  # by the clock of this machine, as readings are
+                is_mixed = not restarted and source.before is not None and source.before.at < announced_at
+                announced_drafts.take_effect(row, source.draft_version)
                 log.info("announced draft in service", server=row.server, draft_version=row.serving)
             return row.serving or source.draft_version, is_mixed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from sqlalchemy import select
 
 from driftguard.app import Sidecar, create_app
 from driftguard.settings import ScrapingSettings, Settings, SourceSettings
+from driftguard.sources import announced_draft
+from driftguard.sources import scrape as scrape_module
 from driftguard.sources.announced_draft import AnnouncedDrafts
 from driftguard.sources.scrape import open_client, scrape
 from driftguard.sources.source import Scraped, Source
@@ -80,7 +82,7 @@ class World:
 
     def announce(self, version: str, effective: Effective = "after_restart") -> None:
         with self.database.session() as session:
-            assert announced_drafts.announce(session, "chat", version, effective, datetime.now(UTC))
+            assert announced_drafts.announce(session, "chat", version, effective)
 
     @property
     def versions(self) -> list[str]:
@@ -169,11 +171,52 @@ def test_a_draft_that_was_taken_back_after_a_restart_with_it_is_told_no_longer(w
     world.restart()
     world.scrape()
     with world.database.session() as session:
-        announced_drafts.withdraw(session, "chat", "v2", "v1", since=asked_at, at=datetime.now(UTC))
+        announced_drafts.withdraw(session, "chat", "v2", "v1", since=asked_at)
         assert announced_drafts.awaited(session) == {}
     serve_much(world)
     serve_much(world)
     assert world.versions == ["v1", "v1"]
+
+
+@pytest.fixture(params=[-2, 2])
+def clock_off(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine that scrapes has a wrong clock, by hours; those that announce drafts have the right one."""
+
+    class Off(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+            return datetime.now(tz) + timedelta(hours=request.param)
+
+    for module in (scrape_module, announced_draft):
+        monkeypatch.setattr(module, "datetime", Off)
+
+
+@pytest.mark.usefixtures("clock_off")
+def test_a_draft_is_taken_back_whatever_the_clock_of_the_scraper_says(
+    database: Database, server: Served
+) -> None:
+    world = World(database, server, FakeVllm())
+    asked_at = datetime.now(UTC)
+    world.announce("v2")
+    world.restart()
+    world.serve()
+    with world.database.session() as session:
+        announced_drafts.withdraw(session, "chat", "v2", "v1", since=asked_at)
+    world.serve()
+    world.serve()
+    assert world.versions == ["v2", "v1"]
+
+
+@pytest.mark.usefixtures("clock_off")
+def test_the_window_in_which_a_draft_came_is_left_out_whatever_the_clock_of_the_scraper_says(
+    database: Database, server: Served
+) -> None:
+    world = World(database, server, FakeVllm())
+    world.serve()
+    world.announce("v2", "now")
+    world.serve()
+    world.serve()
+    assert world.versions == ["v1", "v2"]
 
 
 def test_a_draft_that_was_loaded_live_is_gone_after_a_restart(world: World) -> None:
@@ -200,7 +243,7 @@ def test_nothing_is_announced_of_a_server_whose_metrics_are_pushed(world: World)
             session,
             [SourceState("pushed", "vllm", sources.PUSHED, None, "reporting", "", now, now, now, 60.0)],
         )
-        assert not announced_drafts.announce(session, "pushed", "v2", "after_restart", now)
+        assert not announced_drafts.announce(session, "pushed", "v2", "after_restart")
 
 
 def test_a_withdrawn_draft_is_never_told(world: World) -> None:
@@ -208,8 +251,8 @@ def test_a_withdrawn_draft_is_never_told(world: World) -> None:
     world.announce("v2")
     with world.database.session() as session:
         now = datetime.now(UTC)
-        announced_drafts.withdraw(session, "chat", "another", "v1", since=now, at=now)
-        announced_drafts.withdraw(session, "chat", "v2", "v1", since=now, at=now)
+        announced_drafts.withdraw(session, "chat", "another", "v1", since=now)
+        announced_drafts.withdraw(session, "chat", "v2", "v1", since=now)
     world.restart()
     serve_much(world)
     assert world.versions == ["v1"] * len(world.versions)

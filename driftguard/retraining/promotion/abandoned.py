@@ -74,7 +74,7 @@ def _end(session: Session, run: RetrainRun, state: Literal["promoted", "failed"]
             reason = f"{asked.reason}; draft {asked.version} was being put back, and {because}"
         if asked.live == "begun":
             reason = f"{reason}; an update was cut off, and it may be paused"
-        announced_drafts.withdraw(session, run.server, asked.version, "", since=now, at=now)
+        announced_drafts.withdraw(session, run.server, asked.version, "", since=now)
     log.error("a run ended that nobody can go on with", run=str(run.id), was=run.state, reason=reason)
     retrain_runs.end(session, run.id, state, reason, now)
     incident_notes.end_mitigation(session, run.incident_id, reason, now)

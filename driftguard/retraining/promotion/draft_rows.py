@@ -104,7 +104,7 @@ def why_unusable(session: Session, draft: Draft | None, version: str) -> str | N
     """Why the files of this draft cannot be served, with what to do; None: nothing is known against it. Where
     this machine has no drafts of ours, the server alone sees the files."""
     advice = "bring them back, as from a backup, or put another draft into service"
-    directory = draft and draft.directory
+    directory = None if draft is None else draft.directory
     if draft is None or (directory is None and (draft.retrain_run_id or draft.method == "draft_model")):
         return f"the files of draft {version} are gone: {advice}"
     if directory is None or draft.retrain_run_id is None or not (path := Path(directory)).parent.is_dir():

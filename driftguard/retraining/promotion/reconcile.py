@@ -281,8 +281,6 @@ def _fail_if_late(session: Session, run: RetrainRun, serving: EngineDraft, now: 
         reason = f"no record of draft {asked.version} has arrived within {waited} s of asking for it"
     reason = f"{reason}; draft {serving.version} is in service"
     log.error("rollout failed", run=str(run.id), reason=reason)
-    announced_drafts.withdraw(
-        session, run.server, asked.version, serving.version, since=asked.asked_at, at=now
-    )
+    announced_drafts.withdraw(session, run.server, asked.version, serving.version, since=asked.asked_at)
     retrain_runs.end(session, run.id, "failed", reason, now)
     incident_notes.end_mitigation(session, run.incident_id, reason, now)

@@ -15,7 +15,7 @@ is killed: `go_on` resumes it and updates again, which changes nothing where it 
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Final, Literal, cast
 from uuid import UUID
 
@@ -311,9 +311,7 @@ def _update_live(
         return Reply(refusal=error.detail), asked
     log.info("draft loaded live", server=order.server, version=order.draft_version)
     with database.session() as session:
-        announced_drafts.announce(
-            session, order.server, order.draft_version, "until_restart", datetime.now(UTC)
-        )
+        announced_drafts.announce(session, order.server, order.draft_version, "until_restart")
     return Reply(), replace(asked, live="done")
 
 
@@ -334,7 +332,7 @@ def _ask_for_restart(
         wanted = drafts.find(session, order.server, order.target, order.draft_version)
         if (unusable := why_unusable(session, wanted, order.draft_version)) is not None:
             return Reply(refusal=unusable)
-        announced_drafts.announce(session, order.server, order.draft_version, "after_restart", order.asked_at)
+        announced_drafts.announce(session, order.server, order.draft_version, "after_restart")
     _store(database, order.run_id, state, asked)
     reply = engine.tell(order)
     if reply.refusal is None:
@@ -346,7 +344,6 @@ def _ask_for_restart(
             order.draft_version,
             order.previous_version,
             since=order.asked_at,
-            at=datetime.now(UTC),
         )
     not_live = f"; not loaded live: {asked.not_live}" if asked.not_live else ""
     return replace(reply, refusal=f"{reply.refusal}{not_live}")

@@ -226,7 +226,7 @@ def test_what_was_ordered_for_a_target_that_is_gone_is_not_awaited_of_the_next(r
     with runs.database.session() as session:
         state = SourceState(SERVER, "vllm", "http://x", "counter", "reporting", "", now, now, now, 15.0)
         sources.store(session, [state])
-        announced_drafts.announce(session, SERVER, NEW, "after_restart", now - AN_HOUR)
+        announced_drafts.announce(session, SERVER, NEW, "after_restart")
     runs.another_target_serves(silent_for=timedelta(minutes=70))
     RetrainingJobs(runs.database, runs.settings).settle(SERVER)
     assert runs.run(run).state == "failed"
