@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any, Final
 from uuid import UUID
 
@@ -206,7 +206,9 @@ class RetrainingJobs:
     def _due(
         self, session: Session, falls: _Incidents, attempts: Mapping[UUID, Attempt]
     ) -> Iterator[tuple[str, UUID]]:
-        now = datetime.now(UTC)
+        if not falls:
+            return
+        now = retrain_runs.now(session)  # as runs are dated
         wait = timedelta(seconds=self._settings.retraining.wait_seconds)
         least = self._settings.diagnosis.least_confidence
         scores = self._settings.diagnosis.score_captures

@@ -32,6 +32,7 @@ from driftguard.store.job_queue import deferring_connector, worker_connector
 from driftguard.store.tables import Draft, Incident, RetrainRun, Stream
 from tests.retraining.conftest import Drifted
 from tests.retraining.engine_stub import EngineStub
+from tests.retraining.promotion.test_clocks import TWO_HOURS, clock_off_by
 from tests.retraining.promotion.test_put_back import found_worse, promoted_an_hour_ago
 from tests.retraining.promotion.test_watch_hook import CANDIDATE, promoted
 from tests.retraining.world import BEFORE, MOVED, OLD, incident_of, make_settings, rates, record, store
@@ -103,6 +104,18 @@ def test_an_incident_starts_one_retraining(
     assert (run.trigger, run.incident_id, run.state) == ("incident", drifted.incident_id, "nothing_to_do")
     assert run.reason == "only 200 captured requests since the change, 300 needed"
     jobs.defer_due(queue)  # it waits for traffic: not before a minute has passed
+    assert waiting(drifted.database) == 0
+
+
+@pytest.mark.parametrize("difference", [-TWO_HOURS, TWO_HOURS])
+def test_a_sidecar_whose_clock_is_wrong_waits_as_long_before_it_looks_again(
+    drifted: Drifted, jobs: RetrainingJobs, queue: procrastinate.App, difference: timedelta
+) -> None:
+    """Runs are dated by the clock of the database."""
+    with clock_off_by(difference):
+        jobs.defer_due(queue)
+        asyncio.run(work(drifted.database, jobs))
+        jobs.defer_due(queue)
     assert waiting(drifted.database) == 0
 
 

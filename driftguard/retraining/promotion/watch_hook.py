@@ -113,7 +113,8 @@ def _resolve(session: Session, run: RetrainRun, reason: str, at: datetime) -> No
 
 def _stands(session: Session, stream: Stream, run: RetrainRun, state: Watch, at: datetime) -> None:
     told = watch.describe(state, retrain_runs.numbers_of(run).gate)
-    retrain_runs.end(session, run.id, "promoted", f"{run.reason}; live: {told}", at)
+    reason = f"{run.reason}; live: {told}"
+    retrain_runs.end(session, run.id, "promoted", reason, retrain_runs.now(session))
     if state.recovered:
         _resolve(session, run, f"{_recovery(session, stream, run, state)}; this is its level from now on", at)
     else:

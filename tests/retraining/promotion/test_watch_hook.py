@@ -35,6 +35,7 @@ from driftguard.store.incidents import move
 from driftguard.store.tables import RetrainRun
 from tests.retraining.conftest import Drifted
 from tests.retraining.engine_stub import EngineStub
+from tests.retraining.promotion.test_clocks import TWO_HOURS, clock_off_by
 from tests.retraining.world import NEW, OLD, incident_of, incident_states, rates, record, store, trained
 
 CANDIDATE = "c4nd1d4te000"
@@ -316,9 +317,11 @@ def test_half_a_recovery_keeps_the_incident_and_says_how_far_it_came(
 
 
 def test_half_a_recovery_is_the_level_from_the_end_of_the_watch_on(drifted: Drifted, promoted: UUID) -> None:
-    fold(drifted, [(NEW, 0.59), (OLD, 0.77)], 1_000)
+    with clock_off_by(TWO_HOURS):
+        fold(drifted, [(NEW, 0.59), (OLD, 0.77)], 1_000)
     incident = incident_of(drifted.database, drifted.incident_id)
-    assert the_run(drifted, promoted).state == "promoted"
+    run = the_run(drifted, promoted)
+    assert (run.state, run.ended_at and run.ended_at < datetime.now(UTC)) == ("promoted", True)
     assert incident.state == "resolved"
     assert incident.resolution is not None
     assert "recovered to 0.59 from 0.41, was 0.77: 23% below, over 1,000 requests" in incident.resolution
