@@ -17,6 +17,7 @@ from driftguard_training.hybrid import evaluate_hybrid
 from driftguard_training.lookup import make_corpus
 from driftguard_training.settings import CorpusSettings, EvaluateHybridSettings, Verification
 
+from driftguard.retraining.training.evaluation import told_of_answers
 from tests.benchmarks.diagnosis.engine_figures import BUNDLED
 
 LEAST = 3
@@ -100,6 +101,17 @@ def test_sampled_answers_are_accounted_for_on_average(corpus: Path, tmp_path: Pa
     mean = sum(gaps) / len(gaps)
     error = (sum((gap - mean) ** 2 for gap in gaps) / (len(gaps) - 1) / len(gaps)) ** 0.5
     assert abs(mean) < 3 * error
+    assert len(report["surprise"]) == len(finished)
+    assert told_of_answers(report) is None
+
+
+def test_answers_that_are_not_those_of_the_target_are_told(corpus: Path, tmp_path: Path) -> None:
+    """As where its weights were replaced under the same name since they were captured."""
+    traffic = tmp_path / "traffic.jsonl"
+    line = {"segment": "a", "prompt_token_ids": [5, 6], "output_token_ids": list(range(9, 30))}
+    traffic.write_text((json.dumps(line) + "\n") * 16)
+    told = told_of_answers(evaluated(corpus, traffic, 0.7, "token"))
+    assert "the captured answers are not those of this target at temperature 0.7" in (told or "")
 
 
 def test_heads_that_guess_trees_are_refused_by_name(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ def evaluate_hybrid(settings: EvaluateHybridSettings) -> dict[str, object]:
     """As `driftguard_training.lookup.evaluate_corpora`, of hybrids with each of these corpora: the time of a
     draft token is that of a lookup for each step, and of the model in the steps in which it drafts. Answers
     that are longer than the context of target or model are left out, and counted by segment in "left_out".
+    "surprise" is as in `driftguard_training.evaluate`.
 
     Raises TrainingRefused.
     """
@@ -61,11 +62,13 @@ def evaluate_hybrid(settings: EvaluateHybridSettings) -> dict[str, object]:
     matches = Matches(least=settings.least_match)
     drafters = [corpus_drafter(directory, vocabulary, matches) for directory in settings.corpora]
     scores: list[list[Score]] = [[] for _ in drafters]
+    surprise: list[float] = []
     places, drawn, lookups = 0, [0] * len(drafters), [0.0] * len(drafters)
     for start in range(0, len(served), _BATCH_REQUESTS):
         batch = served[start : start + _BATCH_REQUESTS]
         for request, answer in zip(batch, _answers(target, model, batch), strict=True):
             places += len(request.output_token_ids)
+            surprise.append(answer.surprise() / len(request.output_token_ids))
             for number, drafter in enumerate(drafters):
                 began = time.perf_counter()
                 guesses = _guesses(drafter, request, k)
@@ -74,6 +77,8 @@ def evaluate_hybrid(settings: EvaluateHybridSettings) -> dict[str, object]:
                 scores[number].append(_score(answer, guesses, ends))
     return {
         "num_speculative_tokens": k,
+        "temperature": settings.temperature,
+        "surprise": surprise,
         "left_out": read.left_out(),
         "seconds_per_target_step": seconds_per_call(target.model, k + 1),
         "drafts": [
