@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
+import zoneinfo
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from driftguard.retraining.ledger.outcome import EXIT_CODES
 from driftguard.settings.loading import load_settings
 from tests.deploy.committed import DEPLOY, parse_command, set_environment
 
+DOCS = DEPLOY.parent / "docs"
 UNITS = sorted((DEPLOY / "systemd").iterdir())
 SERVICES = [unit for unit in UNITS if unit.suffix == ".service"]
 COMMAND = "/opt/driftguard/bin/driftguard"
@@ -46,6 +50,43 @@ def test_the_retraining_fails_only_where_the_command_says_so() -> None:
     fine = {int(code) for code in service(retrain)["SuccessExitStatus"].split()} | {0}
     assert fine == {EXIT_CODES["promoted"], EXIT_CODES["nothing_to_do"], EXIT_CODES["rejected"]}
     assert (DEPLOY / "systemd" / f"{retrain.stem}.timer").exists()
+
+
+NIGHT_JOBS = {
+    DEPLOY
+    / "systemd"
+    / "driftguard-retrain.timer": r"^OnCalendar=\*-\*-\* (?P<hour>\d+):(?P<minute>\d+):00$",
+    DEPLOY
+    / "kubernetes"
+    / "engine"
+    / "retrain.yaml": r'^  schedule: "(?P<minute>\d+) (?P<hour>\d+) \* \* \*"$',
+    DOCS / "nightly-retraining.md": r"^(?P<minute>\d+) (?P<hour>\d+) \* \* \*  driftguard ",
+}
+ZONES = [  # one for each hour at which clocks are put forward or back somewhere
+    "Africa/Cairo",
+    "America/New_York",
+    "America/Nuuk",
+    "America/Santiago",
+    "Atlantic/Azores",
+    "Australia/Lord_Howe",
+    "Europe/Athens",
+    "Europe/Berlin",
+    "Europe/London",
+    "Pacific/Chatham",
+    "Pacific/Easter",
+]
+
+
+@pytest.mark.parametrize("file", NIGHT_JOBS, ids=lambda file: file.name)
+def test_the_retraining_runs_once_every_night_in_every_time_zone(file: Path) -> None:
+    """Where clocks are put forward over its time systemd and Kubernetes leave the night out, and the job is
+    reported as stale; where they are put back over it, it may run twice."""
+    (found,) = re.finditer(NIGHT_JOBS[file], file.read_text(encoding="utf-8"), re.MULTILINE)
+    first = datetime(2027, 1, 1, int(found["hour"]), int(found["minute"]))
+    for zone in map(zoneinfo.ZoneInfo, ZONES):
+        for day in range(365):
+            night = (first + timedelta(days=day)).replace(tzinfo=zone)
+            assert night.utcoffset() == night.replace(fold=1).utcoffset(), f"{night} in {zone}"
 
 
 @pytest.fixture
