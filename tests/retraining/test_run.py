@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -362,6 +363,14 @@ def test_reports_that_make_no_sense_do_no_harm_and_what_came_before_a_failure_is
     curve = curve_of(drifted, run_of(drifted, outcome))
     assert [(point.step, point.loss) for point in curve.training.points] == [(10, 2.0), (30, 1.5)]
     assert (curve.left_out, curve.left_out_reason) == (3, "loss: nan is not a finite number")
+
+
+def test_a_training_that_the_kernel_kills_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where memory is short it writes nothing of it into the training's log."""
+    (tmp_path / "driftguard_training.py").write_text("import os; os.kill(os.getpid(), 9)")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    with pytest.raises(TrainingFailed, match=r"killed by SIGKILL.*memory.*; its log was: \(empty\)"):
+        list(process._run([], tmp_path / "log", lambda: False))
 
 
 def test_a_wish_to_stop_ends_the_training(drifted: Drifted, engine: EngineStub, tmp_path: Path) -> None:

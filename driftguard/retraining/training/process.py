@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import selectors
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -21,6 +22,7 @@ from driftguard.retraining.training.child_process import tethered
 
 _POLL_SECONDS = 0.25  # how soon a request to stop is noticed
 _ERROR_CHARACTERS = 500
+_KILLED: Final = (-signal.SIGKILL, 128 + signal.SIGKILL)
 
 
 class TrainingFailed(DriftGuardError):
@@ -241,6 +243,11 @@ def _run(
             if line.strip():
                 yield _decode(line)
         code = process.wait()
+    if code in _KILLED:
+        raise TrainingFailed(
+            "the training process was killed by SIGKILL, as the kernel does where memory is short (its own log "
+            f"says so); its log was: {_tail(log)}"
+        )
     if code:
         raise TrainingFailed(f"the training process ended with code {code}: {_tail(log)}")
 
