@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Final
 
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
 from driftguard.records.documents.retraining_run import Heard, Rollout
@@ -75,7 +75,15 @@ def stream_of_rollout(session: Session, server: str, target: str, asked: Rollout
     return found if is_later else None
 
 
-def _stream(session: Session, server: str, target: str, version: str) -> Stream | None:
+def stream_since(session: Session, server: str, target: str, version: str, since: datetime) -> Stream | None:
+    """The stream of this draft if a record of it ended and arrived since then."""
+    is_heard = Stream.traffic_arrived_at >= since, Stream.traffic_ended_at >= since
+    return _stream(session, server, target, version, *is_heard)
+
+
+def _stream(
+    session: Session, server: str, target: str, version: str, *which: ColumnElement[bool]
+) -> Stream | None:
     """The stream of this draft that was heard last; None: none was ever."""
     wanted = (
         Stream.server == server,
@@ -83,23 +91,7 @@ def _stream(session: Session, server: str, target: str, version: str) -> Stream 
         Stream.draft_version == version,
         Stream.method != "none",
         Stream.traffic_arrived_at.is_not(None),
+        *which,
     )
     newest_first = Stream.traffic_arrived_at.desc(), Stream.id.desc()
     return session.scalars(select(Stream).where(*wanted).order_by(*newest_first).limit(1)).first()
-
-
-def stream_since(session: Session, server: str, target: str, version: str, since: datetime) -> Stream | None:
-    """The stream of this draft if a record of it ended and arrived since then."""
-    return session.scalars(
-        select(Stream)
-        .where(
-            Stream.server == server,
-            Stream.target == target,
-            Stream.draft_version == version,
-            Stream.method != "none",
-            Stream.traffic_arrived_at >= since,
-            Stream.traffic_ended_at >= since,
-        )
-        .order_by(Stream.traffic_arrived_at.desc(), Stream.id.desc())
-        .limit(1)
-    ).first()

@@ -245,8 +245,8 @@ def _run(
         code = process.wait()
     if code in _KILLED:
         raise TrainingFailed(
-            "the training process was killed by SIGKILL, as the kernel does where memory is short (its own log "
-            f"says so); its log was: {_tail(log)}"
+            "the training process was killed by SIGKILL, as the kernel does where memory is short "
+            f"(its own log says so); its log was: {_tail(log)}"
         )
     if code:
         raise TrainingFailed(f"the training process ended with code {code}: {_tail(log)}")
