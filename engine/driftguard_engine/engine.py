@@ -285,6 +285,16 @@ class Engine:
             self._inbox.extend((request, now) for request in requests)
             self._changed.notify_all()
 
+    def try_alone(self, request: Request) -> None:
+        """Lets a request run next, when the running ones have ended, and nothing beside it.
+
+        Its outcome tells of the engine, and not of other requests. Of the thread that steps; one at a time.
+        """
+        with self._changed:
+            self._known.add(request.request_id)
+        self._queued[request.request_id] = (request, _now())
+        self._scheduler.enqueue_alone(request.request_id, len(request.prompt_token_ids) - 1)
+
     def abort(self, request_id: str) -> None:
         """Ends a request at the next step with finish_reason "abort"; an unknown id is ignored."""
         with self._changed:

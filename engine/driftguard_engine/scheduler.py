@@ -72,6 +72,7 @@ class Scheduler:
         self._chunk_tokens = chunk_tokens
         self._waiting: deque[tuple[str, int, Sequence[bytes]]] = deque()
         self._running: dict[str, _Running] = {}  # in order of admission
+        self._alone: str | None = None  # waits for a step without others, or has it
 
     @property
     def waiting(self) -> int:
@@ -86,10 +87,16 @@ class Scheduler:
         each, as `blocks_of` names them; none: nothing is reused for it, nor of it."""
         self._waiting.append((request_id, prefill_tokens, blocks))
 
+    def enqueue_alone(self, request_id: str, prefill_tokens: int) -> None:
+        """Before all others and beside none: nothing else is admitted until it is removed."""
+        self._waiting.appendleft((request_id, prefill_tokens, ()))
+        self._alone = request_id
+
     def admit(self) -> list[Admission]:
         """Moves waiting requests into free slots; `begin` must follow for each."""
-        admitted = []
-        while self._waiting and self._free:
+        admitted: list[Admission] = []
+        most = len(self._free) if self._alone is None else 0 if self._running else 1
+        while self._waiting and len(admitted) < most:
             request_id, prefill_tokens, blocks = self._waiting.popleft()
             slot = self._choose(blocks)
             self._free.remove(slot)
@@ -170,6 +177,8 @@ class Scheduler:
 
     def remove(self, request_id: str) -> None:
         """The request has ended or was aborted, running or waiting; its slot is free again."""
+        if request_id == self._alone:
+            self._alone = None
         running = self._running.pop(request_id, None)
         if running is not None:
             self._free.append(running.slot)

@@ -9,22 +9,33 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from types import TracebackType
 
 import structlog
 
-from driftguard_engine.core import EngineUnavailable, FinishedRequest, Request, RequestOutput
+from driftguard_engine.core import (
+    EngineUnavailable,
+    FinishedRequest,
+    Request,
+    RequestOutput,
+    SamplingParams,
+)
 from driftguard_engine.engine import Engine
 
 log = structlog.get_logger("driftguard_engine.runner")
 
 IDLE_WAIT_SECONDS = 0.2  # how long it may take to notice a stop while idle
 STOP_LIMIT_SECONDS = 10.0
-MOST_FAILED_IN_A_ROW = 20  # steps that fail, each for all its requests, without a token in between
+MOST_FAILED_IN_A_ROW = 20  # steps that end requests with an error, without a token in between
+TRIAL = "trial"  # id of the request that then tells whether the engine fails, or those requests
+
+_FIRST_TRIAL = Request(TRIAL, (0,), SamplingParams(max_tokens=1), datetime.fromtimestamp(0, UTC))
 
 
 class EngineBroken(Exception):
-    """The device is lost, or steps fail one after another: the process has to be restarted."""
+    """The device is lost, or the engine's own trial fails too: the process has to be restarted."""
 
 
 class Submission:
@@ -80,6 +91,8 @@ class EngineRunner:
         self._idle.set()
         self._draining = False
         self._failed_in_a_row = 0
+        self._succeeded = _FIRST_TRIAL
+        self._trial_waits = False
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._step_forever, name="engine", daemon=True)
         self.failure: BaseException | None = None
@@ -148,25 +161,56 @@ class EngineRunner:
             self._loop.call_soon_threadsafe(self._fail, error)
 
     def _step(self) -> None:
-        outputs = self._engine.step()
-        for output in outputs:
-            if output.finished is not None:
+        of_trial, outputs = [], []
+        for output in self._engine.step():
+            (of_trial if output.request_id == TRIAL else outputs).append(output)
+            if output.finished is not None and output.request_id != TRIAL:
                 self._on_finished(output.finished)
-        self._count_failure(outputs)
         if outputs:
             self._loop.call_soon_threadsafe(self._deliver, outputs)
         if self._engine.lost is not None:
             raise EngineBroken(f"the device is lost: {self._engine.lost}")
-        if self._failed_in_a_row >= MOST_FAILED_IN_A_ROW:
-            raise EngineBroken(
-                f"the last {self._failed_in_a_row} steps all ended their requests with an error"
-            )
+        for output in of_trial:
+            if output.finished is not None:
+                self._end_trial(output.finished)
+        self._count_failure(outputs)
 
     def _count_failure(self, outputs: list[RequestOutput]) -> None:
+        reasons = [each.finished.finish_reason for each in outputs if each.finished is not None]
         if any(output.token_ids for output in outputs):
             self._failed_in_a_row = 0
-        elif any(each.finished is not None and each.finished.finish_reason == "error" for each in outputs):
+            if self._trial_waits:  # for these, and new ones for it
+                self._engine.abort(TRIAL)
+        elif "error" in reasons:
             self._failed_in_a_row += 1
+        for output in outputs:
+            if output.finished is not None and output.finished.finish_reason in ("stop", "length"):
+                self._succeeded = output.finished.request
+        if self._failed_in_a_row >= MOST_FAILED_IN_A_ROW and not self._trial_waits:
+            self._trial_waits = True
+            self._engine.try_alone(self._trial())
+
+    def _trial(self) -> Request:
+        """The last request that succeeded, again, as far as one step with drafts."""
+        params = replace(
+            self._succeeded.params,
+            max_tokens=self._engine.config.num_speculative_tokens + 2,
+            num_speculative_tokens=None,
+            stop=(),
+            ignore_eos=True,
+        )
+        return replace(self._succeeded, request_id=TRIAL, params=params)
+
+    def _end_trial(self, finished: FinishedRequest) -> None:
+        """Raises EngineBroken where it failed."""
+        failed, self._failed_in_a_row, self._trial_waits = self._failed_in_a_row, 0, False
+        if finished.finish_reason == "error":
+            raise EngineBroken(
+                f"the last {failed} steps all ended their requests with an error, and so does a trial of the "
+                f"engine's own: {finished.error}"
+            )
+        if finished.finish_reason != "abort":
+            log.warning("requests fail, and the engine's own trial does not: it goes on", failed_steps=failed)
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
         for output in outputs:

@@ -33,6 +33,29 @@ def test_running_and_waiting_requests_can_be_aborted(new_engine: Callable[..., E
     assert engine.step() == []
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_request_tried_alone_runs_next_and_beside_none(
+    new_engine: Callable[..., Engine], ahead: bool
+) -> None:
+    engine = new_engine(max_batch=2, max_waiting=1, ahead=ahead)
+    expected = tokens(engine, request("a"))["a"]
+    for name in "abc":
+        engine.submit(request(name, max_tokens=9 if name == "b" else 12))
+    outputs = engine.step()
+    engine.try_alone(request("alone"))
+    outputs += drain(engine)
+    ended = [each.request_id for each in outputs if each.finished is not None]
+    assert ended == ["b", "a", "alone", "c"]
+    done = finished(outputs)
+    assert done["alone"].concurrency == 1
+    assert done["alone"].output_token_ids == done["c"].output_token_ids == expected
+    engine.submit(request("d"))
+    engine.try_alone(request("alone"))
+    engine.abort("alone")
+    reasons = {name: each.finish_reason for name, each in finished(drain(engine)).items()}
+    assert reasons == {"alone": "abort", "d": "length"}
+
+
 def test_an_abort_before_the_first_step_ends_the_request(new_engine: Callable[..., Engine]) -> None:
     engine = new_engine()
     engine.submit(request("a"))

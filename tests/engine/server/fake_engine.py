@@ -45,6 +45,7 @@ class FakeEngine(Engine):
         self.activated, self.given_up = False, None
         self._started_at = time.monotonic()
         self.request_error: str | None = None
+        self.fails_at: int | None = None  # a token; None: each request has the error
         self.stopped_loading = ""
         self.aborted: list[str] = []
         self.seen: list[Request] = []
@@ -59,6 +60,10 @@ class FakeEngine(Engine):
             self.seen.extend(requests)
             self._live |= {request.request_id: (request, [], SpeculationCounts()) for request in requests}
             self._wake.notify_all()
+
+    def try_alone(self, request: Request) -> None:
+        with self._wake:
+            self._live[request.request_id] = request, [], SpeculationCounts()
 
     def abort(self, request_id: str) -> None:
         with self._wake:
@@ -91,7 +96,7 @@ class FakeEngine(Engine):
 
     def _advance(self, request_id: str) -> RequestOutput:
         request, tokens, counts = self._live[request_id]
-        if self.request_error is not None:
+        if self.request_error is not None and self.fails_at in (None, request.prompt_token_ids[0]):
             return self._finish(request_id, "error")
         tokens.append(len(tokens))
         counts.add_step(drafted=K, accepted=len(tokens) % 2, emitted=1)

@@ -121,6 +121,24 @@ def test_an_engine_whose_every_step_fails_is_dead(fake: FakeEngine) -> None:
 
 
 @pytest.mark.usefixtures("dead_for_long")
+@pytest.mark.parametrize("is_first", [True, False])
+def test_one_client_whose_every_request_fails_does_not_end_the_engine(
+    fake: FakeEngine, is_first: bool
+) -> None:
+    with served(fake) as client:
+        if not is_first:
+            client.post("/v1/completions", json={"prompt": "a"}).raise_for_status()
+        fake.request_error, fake.fails_at = "no usable logits", byte_tokenizer().encode("b")[0]
+        for _ in range(45):
+            answer = client.post("/v1/completions", json={"prompt": "b"})
+            assert answer.status_code == 500
+            assert "no usable logits" in answer.json()["error"]["message"]
+        assert client.get("/health").status_code == 200
+        assert client.post("/v1/completions", json={"prompt": "a"}).status_code == 200
+        assert "reason=\"error\"} 45.0" in client.get("/metrics").text  # those of the engine's own are none
+
+
+@pytest.mark.usefixtures("dead_for_long")
 def test_a_lost_device_ends_the_process_after_its_requests_have_their_answer(fake: FakeEngine) -> None:
     with served(fake) as client:
         fake.request_error = fake.lost = "CUDA error: an illegal memory access was encountered"
