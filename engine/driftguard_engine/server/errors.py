@@ -90,7 +90,7 @@ def explain(error: Mapping[str, Any]) -> tuple[str | None, str]:
         return None, f"the body is not valid JSON: {cause} at character {error['loc'][-1]}"
     if isinstance(cause, FieldError):
         return cause.field, f"{cause.field}: {cause}"
-    field = ".".join(str(part) for part in error["loc"][1:])
+    field = shortened(".".join(str(part) for part in error["loc"][1:]))
     if error["type"] == "string_unicode" and not field:
         return None, f"the body: a field's name {NOT_TEXT}"
     if not field:
@@ -117,4 +117,8 @@ def _shown(value: Any) -> str:
                 break
     except (TypeError, ValueError, RecursionError):
         text = ascii(value)
+    return shortened(text)
+
+
+def shortened(text: str) -> str:
     return text if len(text) <= LONGEST_SHOWN_VALUE else text[: LONGEST_SHOWN_VALUE - 3] + "..."

@@ -160,7 +160,13 @@ def test_a_body_of_very_many_arrays_and_objects_is_not_parsed(
     [
         ("prompt", "1", 2**20 + 1, "more than 1048576 values"),
         ("stop", '"1"', 2**20 + 1, "more than 1048576 values"),
-        ("prompt", "1", 2**20, "1048576 tokens, but the context is 64"),
+        ("prompt", "1", 2**20, "an array of 1048576 values, but the context is 64 tokens"),
+        ("prompt", "1", 20_001, "an array of 20001 values, but the context is 64 tokens"),
+        ("prompt", "1", 20_000, "20000 tokens, but the context is 64"),
+        ("metadata", '{"":1},1', 2**18, "more than 20000 arrays and objects"),
+        ("n", "9" * 400, 1, "n: input should be a valid integer"),
+        ("prompt", "9" * 401, 1, "a number of more than 400 digits"),
+        ("user", "9" * 401, 1, "user: input should be a valid string"),
         ("user", "1", 2**20 + 1, "user: input should be a valid string"),  # one text with so many commas
     ],
 )
@@ -204,6 +210,14 @@ def test_another_model_is_not_found(client: httpx.Client) -> None:
     assert caught.value.param == "model"
 
 
+@pytest.mark.parametrize("body", [{"model": "m" * 10_000}, {"f" * 10_000: 1}, {"echo": "e" * 10_000}])
+def test_what_is_refused_is_told_in_a_few_words(client: httpx.Client, body: dict[str, Any]) -> None:
+    refused = client.post("/v1/completions", json={"prompt": "a", **body})
+    assert refused.status_code in (400, 404)
+    assert "mmm" in refused.text or "fff" in refused.text or "eee" in refused.text
+    assert len(refused.text) < 500
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
@@ -214,7 +228,7 @@ def test_another_model_is_not_found(client: httpx.Client) -> None:
         (b"\xff", "not valid JSON: 'utf-8' codec can't decode"),
         (b'{"prompt": ' + b"[" * 100_000, "more than 20000 arrays"),
         (b'{"prompt": ' + b"[" * 19_000, "not valid JSON: maximum recursion depth"),
-        (b'{"prompt": "a", "seed": ' + b"9" * 5_000 + b"}", "not valid JSON: Exceeds the limit"),
+        (b'{"prompt": "a", "seed": ' + b"9" * 5_000 + b"}", "a number of more than 400 digits"),
     ],
 )
 def test_a_body_that_is_no_json_object(client: httpx.Client, content: bytes, reason: str) -> None:

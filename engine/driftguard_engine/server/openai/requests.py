@@ -11,6 +11,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from driftguard_engine.core import InvalidRequest, Request, SamplingParams
+from driftguard_engine.server.errors import shortened
 from driftguard_engine.server.openai.schemas import MAX_SEQUENCES, ChatBody, CompletionBody
 from driftguard_engine.server.prompt_limit import PromptLimit
 
@@ -31,7 +32,7 @@ def check_model(asked: str | None, served: str) -> None:
     """Raises ModelNotFound. A request that names no model gets the only one."""
     if asked is not None and asked != served:
         raise ModelNotFound(
-            f"model: there is no model {asked!r}; this server serves {served!r}", field="model"
+            f"model: there is no model {shortened(asked)!r}; this server serves {served!r}", field="model"
         )
 
 
