@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import torch
 from fastapi import APIRouter
 from pydantic import AfterValidator, Field
+from starlette.concurrency import run_in_threadpool
 
 from driftguard_engine.server.auth import hash_of
 from driftguard_engine.server.body import Body
@@ -51,24 +52,26 @@ router = APIRouter(prefix="/admin")  # its key is asked for before routing, see 
 
 
 @router.get("/info")
-def info(service: TheService) -> dict[str, Any]:
+async def info(service: TheService) -> dict[str, Any]:
     return _info(service)
 
 
 @router.post("/drafts", status_code=201)
-def load_draft(body: DraftBody, service: TheService) -> dict[str, Any]:
+async def load_draft(body: DraftBody, service: TheService) -> dict[str, Any]:
     """Loads and prepares a draft, not yet in service. Runs in a worker thread: decoding goes on meanwhile."""
-    return asdict(service.engine.load_draft(body.directory, body.version))
+    async with service.loading:  # those that wait need no thread
+        return asdict(await run_in_threadpool(service.engine.load_draft, body.directory, body.version))
 
 
 @router.post("/drafts/{version:path}/activate")  # a version may have slashes
-def activate(version: str, service: TheService) -> dict[str, Any]:
+async def activate(version: str, service: TheService) -> dict[str, Any]:
     """New requests use this draft; each running request keeps the one it began with."""
-    return asdict(service.engine.swap_draft(version))
+    async with service.swapping:
+        return asdict(await run_in_threadpool(service.engine.swap_draft, version))
 
 
 @router.post("/speculation")
-def set_speculation(body: SpeculationBody, service: TheService) -> dict[str, Any]:
+async def set_speculation(body: SpeculationBody, service: TheService) -> dict[str, Any]:
     service.engine.set_speculation(body.enabled)
     return _info(service)
 

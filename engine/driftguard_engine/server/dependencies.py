@@ -19,7 +19,8 @@ TOKENIZED_AT_ONCE: Final = 8  # requests; of the 40 threads for what would block
 @dataclass(frozen=True, slots=True)
 class Service:
     """started_at: Unix seconds. admin_key_hash: SHA-256 in hex of the key that /admin asks for, if any.
-    tokenizing: held while a request's texts are tokenized, so that /admin finds a thread too."""
+    tokenizing: held while a request's texts are tokenized, so that /admin finds a thread too. loading, swapping:
+    held while a draft is loaded, or put into service, so that others find one."""
 
     engine: Engine
     runner: EngineRunner
@@ -28,6 +29,8 @@ class Service:
     admin_key_hash: str | None
     limit: PromptLimit
     tokenizing: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(TOKENIZED_AT_ONCE))
+    loading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    swapping: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 async def _service(request: Request) -> Service:

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+from driftguard_engine.core import DraftInfo
 from driftguard_engine.server import app as server_app
 from driftguard_engine.server.app import ServeOptions
 from driftguard_engine.server.dependencies import TOKENIZED_AT_ONCE
@@ -187,6 +188,32 @@ def test_a_server_that_is_busy_with_long_prompts_answers_whoever_watches_it() ->
         finally:
             held.released.set()
         assert {answer.result().status_code for answer in answers} == {200}
+
+
+def test_a_server_that_is_asked_for_many_drafts_serves_whoever_asks_for_something_else(
+    fake: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More are asked for at once than there are threads that work for requests."""
+    drafts, released, loaded = 60, threading.Event(), []
+
+    def load(directory: str, version: str | None) -> DraftInfo:
+        loaded.append(directory)
+        released.wait(PATIENCE_SECONDS)
+        return fake.draft
+
+    monkeypatch.setattr(fake, "load_draft", load)
+    with served(fake) as client, ThreadPoolExecutor(drafts) as pool:
+        try:
+            body = {"directory": "/models/other"}
+            answers = [pool.submit(client.post, "/admin/drafts", json=body) for _ in range(drafts)]
+            wait_until(lambda: client.get("/health").is_success and bool(loaded), "one is being loaded")
+            for path in ("/metrics", "/admin/info"):
+                assert client.get(path, timeout=10).status_code == 200, path
+            prompt = {"prompt": "abc", "max_tokens": 1}
+            assert client.post("/v1/completions", json=prompt, timeout=10).status_code == 200
+        finally:
+            released.set()
+        assert {answer.result().status_code for answer in answers} == {201}
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
