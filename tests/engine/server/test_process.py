@@ -108,6 +108,11 @@ def test_a_port_in_use_is_one_line_and_exit_code_1(models: Path, tmp_path: Path)
         (["--host", "0.0.0.0"], 2, "host 0.0.0.0: any address other than loopback needs an API key"),
         (["--api-key-hash", "secret"], 2, "api_key_hash: must be the 64 hex digits"),
         (["--sidecar", "localhost:8200"], 2, "sidecar: not a URL"),
+        (
+            ["--sidecar", "http://127.0.0.1:1", "--spool-dir", "~no.such.user/spool"],
+            2,
+            "spool_dir: ~no.such.user/spool: there is no such home directory; give --spool-dir, or set HOME",
+        ),
         (["--capture-fraction", "1.5"], 2, "capture_fraction: 1.5 is not between 0 and 1"),
         (["--capture-fraction", "nan"], 2, "capture_fraction: nan is not between 0 and 1"),
         (["--server-name", ""], 2, "server_name: has 0 characters"),

@@ -1,6 +1,5 @@
-"""Refuses bodies that cannot be read, with the reason, and one of very many values, or of numbers of very many
-digits, before it is parsed, which is done on the event loop: seconds for 16 MB of empty lists, in which no stream
-would go on."""
+"""Refuses bodies that cannot be read, with the reason, and one of very many values or digits before it is
+parsed, which is done on the event loop: seconds for 16 MB of empty lists, in which no stream would go on."""
 
 from __future__ import annotations
 
@@ -21,7 +20,9 @@ BOUNDS: Final = (
     (b":", 100_000, "members of objects"),
     (b",", 1_048_576, "values"),  # the token ids of the longest contexts; 0.2 seconds
 )
-MOST_IN_AN_ARRAY: Final = 20_000  # values, none of them an array or object; as many as the context if it is longer
+MOST_IN_AN_ARRAY: Final = (
+    20_000  # values, none of them an array or object; as many as the context if it is longer
+)
 MOST_DIGITS: Final = 400  # of a number, whose reading takes the square of them; the largest float has 309
 
 _AS_ZEROS: Final = bytes.maketrans(b"123456789", b"000000000")
