@@ -62,7 +62,7 @@ def load_settings(config: Path | None = None, **overrides: Any) -> Settings:
 def _read(path: Path) -> dict[str, Any]:
     """Once: what is in a pipe is gone then."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # editors of Windows write a mark
     except OSError as error:
         raise BadSettings(f"{path}: cannot be read ({error.strerror})") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

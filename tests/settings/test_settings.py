@@ -191,6 +191,12 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         load_settings(tmp_path / "none.toml")
 
 
+def test_a_file_may_begin_with_the_mark_that_editors_of_windows_write(tmp_path: Path) -> None:
+    path = tmp_path / "driftguard.toml"
+    path.write_bytes(b"\xef\xbb\xbfport = 8201\r\n")
+    assert load_settings(path).port == 8201
+
+
 def test_an_unknown_variable_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRIFTGUARD_CAPTRUE__ENABLED", "true")
     told = "DRIFTGUARD_CAPTRUE__ENABLED: no such setting; did you mean DRIFTGUARD_CAPTURE__ENABLED?"
