@@ -266,3 +266,19 @@ def test_ctrl_c_while_a_command_is_still_loaded_ends_it_without_a_traceback() ->
         [sys.executable, "-c", _INTERRUPTED_IMPORT], capture_output=True, text=True, check=False
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may make a namespace of processes")
+@pytest.mark.parametrize(("forks", "code"), [(False, 143), (True, -signal.SIGTERM)])
+def test_the_first_process_of_a_container_ends_at_sigterm_before_its_command_has_begun(
+    forks: bool, code: int
+) -> None:
+    """The kernel drops what this process does not handle, and `docker stop` waits until it kills. One that it
+    forked ends by the signal."""
+    before = f"import os, signal, driftguard.cli; forked = {forks} and os.fork()"
+    kill = "forked or os.kill(os.getpid(), signal.SIGTERM)"
+    tell = "raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]) % 256 if forked else 7)"
+    ended = subprocess.run(
+        ["unshare", "--pid", "--fork", sys.executable, "-c", "\n".join((before, kill, tell))], check=False
+    )
+    assert ended.returncode == code % 256
