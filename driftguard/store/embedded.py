@@ -105,7 +105,7 @@ def start_embedded(data_dir: Path, on_restart: Callable[[], None] = _nothing) ->
 def _lock_in(data_dir: Path, server: PostgresServer) -> None:
     """Instead of the library's lock, one file for all directories and users of the machine, which belongs to
     the first of them: others could not open it."""
-    import fasteners
+    import fasteners  # type: ignore[import-untyped]
 
     vars(server).setdefault("_lock", fasteners.InterProcessLock(data_dir / LOCK))
 

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import fasteners
+import fasteners  # type: ignore[import-untyped]
 import psutil
 import psycopg
 import pytest

@@ -161,7 +161,8 @@ class EngineRunner:
             self._loop.call_soon_threadsafe(self._fail, error)
 
     def _step(self) -> None:
-        of_trial, outputs = [], []
+        of_trial: list[RequestOutput] = []
+        outputs: list[RequestOutput] = []
         for output in self._engine.step():
             (of_trial if output.request_id == TRIAL else outputs).append(output)
             if output.finished is not None and output.request_id != TRIAL:
