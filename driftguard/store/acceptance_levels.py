@@ -14,7 +14,7 @@ from driftguard.store.by_arrival import NEWEST_FIRST, OF_STREAM, OLDEST_FIRST
 from driftguard.store.tables import Stream
 
 _NEWEST_REQUESTS = 1_000  # per segment: what the draft does now, not what it did months ago
-
+MOST_READ: Final = 500_000  # requests of all segments, or those of an hour: a busy server has millions a week
 
 LOOKED_UP: Final = ("ngram", "suffix", "hybrid")  # methods that draft as many tokens as a lookup finds
 
@@ -72,6 +72,26 @@ _LEVELS = text(
 )
 
 
+_SINCE = text(
+    """
+    SELECT max(minute) FROM (
+        SELECT minute, sum(sum(records)) OVER (ORDER BY minute DESC) AS requests
+        FROM rollups_1h
+        WHERE stream_id = ANY(:stream_ids) AND kind = 'request' AND minute >= :oldest
+          AND (CAST(:until AS timestamptz) IS NULL OR minute + interval '1 hour' <= :until)
+        GROUP BY minute
+    ) AS hours
+    WHERE requests >= :most
+    """
+)
+
+
+def _since(session: Session, streams: list[int], oldest: datetime, until: datetime | None) -> datetime:
+    """The hour since which these streams had MOST_READ requests before `until`, or `oldest`."""
+    given = {"stream_ids": streams, "oldest": oldest, "until": until, "most": MOST_READ}
+    return session.scalar(_SINCE, given) or oldest
+
+
 def levels(
     session: Session,
     *,
@@ -84,7 +104,8 @@ def levels(
     since: datetime | None = None,
 ) -> list[DraftLevel]:
     """Of the newest requests of each segment, from `oldest` on and before `until`; of `changed` segments
-    those since `since`. Of most of these: at one K if they tell one, else by the first draft token.
+    those since `since`. Of most of these: at one K if they tell one, else by the first draft token. A segment
+    that has few of the newest MOST_READ requests is judged by these.
 
     How many tokens a lookup drafts depends on what it finds: x is then of all that K allows, so that
     two corpora can be compared.
@@ -97,7 +118,7 @@ def levels(
             "version": version,
             "changed": list(changed),
             "since": since,
-            "oldest": oldest,
+            "oldest": _since(session, stream_ids(session, server, target, version), oldest, until),
             "until": until,
             "newest": _NEWEST_REQUESTS,
             "looked_up": list(LOOKED_UP),
@@ -340,10 +361,14 @@ class Sampling(NamedTuple):
 _USUAL_SAMPLING = text(
     f"""
     SELECT temperature, mode() WITHIN GROUP (ORDER BY at_once) FROM (
-        SELECT r.temperature, {_AT_ONCE} FROM records r JOIN streams s ON s.id = r.stream_id
-        WHERE s.server = :server AND s.target = :target AND s.draft_version = :version
-          AND r.kind = 'request' AND r.temperature IS NOT NULL AND r.ended_at >= :oldest
-        ORDER BY r.seq DESC LIMIT :newest
+        SELECT temperature, at_once
+        FROM unnest(CAST(:stream_ids AS bigint[])) AS stream CROSS JOIN LATERAL (
+            SELECT seq, temperature, {_AT_ONCE} FROM records
+            WHERE stream_id = ANY(ARRAY[stream])
+              AND kind = 'request' AND temperature IS NOT NULL AND ended_at >= :oldest
+            ORDER BY {NEWEST_FIRST} LIMIT :newest
+        ) AS of_stream
+        ORDER BY seq DESC LIMIT :newest
     ) AS newest
     GROUP BY temperature ORDER BY count(*) DESC, temperature LIMIT 1
     """  # noqa: S608 (constants only)
@@ -355,16 +380,9 @@ def usual_sampling(
 ) -> Sampling | None:
     """The temperature of most of the newest requests, and how most of these are verified; None where no
     record tells a temperature."""
-    row = session.execute(
-        _USUAL_SAMPLING,
-        {
-            "server": server,
-            "target": target,
-            "version": version,
-            "oldest": oldest,
-            "newest": _NEWEST_REQUESTS,
-        },
-    ).one_or_none()
+    streams = stream_ids(session, server, target, version)
+    given = {"stream_ids": streams, "oldest": oldest, "newest": _NEWEST_REQUESTS}
+    row = session.execute(_USUAL_SAMPLING, given).one_or_none()
     return None if row is None else Sampling(*row)
 
 
