@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from driftguard.store import acceptance_levels
+from driftguard.store.acceptance_levels import DraftLevel
 from driftguard.store.database import Database
 from tests.pipeline.traffic import Traffic, store
 
@@ -23,13 +24,19 @@ def test_levels_of_a_busy_draft_are_of_its_newest_hours(
         drawn = Traffic(number, start=first + timedelta(hours=number)).draw(AN_HOUR, {"chat": 0.1 * number})
         store(database, drawn)
 
-    def level(until: datetime | None) -> tuple[int, float]:
-        of_draft = {"server": "chat", "target": "target", "version": "v1"}
+    def level(until: datetime | None) -> DraftLevel:
         with database.session() as session:
             (found,) = acceptance_levels.levels(
-                session, **of_draft, oldest=first - timedelta(days=7), until=until
+                session,
+                server="chat",
+                target="target",
+                version="v1",
+                oldest=first - timedelta(days=7),
+                until=until,
             )
-        return found.requests, found.mean
+        return found
 
-    assert level(None) == (2 * AN_HOUR, pytest.approx(0.45, abs=0.05))
-    assert level(first + timedelta(hours=4)) == (2 * AN_HOUR, pytest.approx(0.25, abs=0.05))
+    now, before = level(None), level(first + timedelta(hours=4))
+    assert (now.requests, before.requests) == (2 * AN_HOUR, 2 * AN_HOUR)
+    assert now.mean == pytest.approx(0.45, abs=0.05)
+    assert before.mean == pytest.approx(0.25, abs=0.05)
