@@ -69,16 +69,16 @@ def test_a_decline_shows_none() -> None:
     assert shown(residual) == 1.0
 
 
-@pytest.mark.parametrize(("observations", "memory"), [(3_000, 100.0), (8_000, 300.0), (8_000, 600.0)])
+@pytest.mark.parametrize(("observations", "memory"), [(3_000, 100.0), (8_000, 600.0)])
 def test_a_mean_that_wanders_for_longer_than_blocks_is_shown_as_far_as_it_goes(
     observations: int, memory: float
 ) -> None:
     """The longest blocks that are enough are of 128 observations, or of 512."""
     true = 1.0 + 2.0 * memory * 0.4**2
     found = []
-    for seed in range(40):
+    for seed in range(20):
         rng = np.random.default_rng([36, seed])
         residual = rng.normal(size=observations) + 0.4 * wander(rng, observations, memory)
         found.append(shown(residual, against_mean=128.0))
-    print(f"seeds [36, 0..39]: {np.median(found):.0f} in the median, {true:.0f} in truth")
+    print(f"seeds [36, 0..19]: {np.median(found):.0f} in the median, {true:.0f} in truth")
     assert 0.5 * true < np.median(found) < 2.0 * true
