@@ -71,4 +71,8 @@ def repeat_the_newest(database: Database, times: int, ended_at: datetime | None 
 def pages_of_a_look(database: Database, after: int) -> int:
     with database.session() as session:
         (stream,) = session.scalars(select(Stream))
-        return pages_read(database, lambda: len(goodput_watches.after(session, stream, after)) >= 30)
+
+        def look() -> None:
+            assert len(goodput_watches.after(session, stream, after)) >= 30
+
+        return pages_read(database, look)
