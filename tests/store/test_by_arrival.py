@@ -76,10 +76,7 @@ def promoted(module_database_url: str) -> Database:
         ensure_days(session, {(now - timedelta(days=ago)).date() for ago in range(-1, DAYS + 1)})
         session.execute(text(_OF_ANOTHER.format(names=names)), {"days": DAYS, "a_day": A_DAY})
         session.execute(text(_ITS_OWN.format(names=names)), {"a_day": A_DAY})
-        indexes = text(
-            "SELECT inhrelid::regclass FROM pg_inherits WHERE inhparent = 'ix_records_stream_seq'::regclass"
-        )
-        for index in session.scalars(indexes).all():
+        for index in session.scalars(text(_INDEXES)).all():
             session.execute(text(f"ALTER INDEX {index} SET (fillfactor = 10)"))
             session.execute(text(f"REINDEX INDEX {index}"))
         session.execute(text("ANALYZE records"))

@@ -91,12 +91,13 @@ def _part(memories: Floats) -> Floats:
 
 
 _MEMORIES: Final = np.exp2(np.arange(8.0, -4.0, -0.25))  # from the longest blocks on
-_GROWN: Final = _part(_MEMORIES) / _part(_MEMORIES / 4.0)
+_PARTS: Final = _part(_MEMORIES)
+_GROWN: Final = _PARTS / _part(_MEMORIES / 4.0)
 
 
 def _part_shown(grown: float) -> float:
     """Which part of f - 1 blocks show, if those a quarter as long show so many times less."""
-    return max(float(np.interp(grown, _GROWN, _part(_MEMORIES))), LEAST_PART)
+    return max(float(np.interp(grown, _GROWN, _PARTS)), LEAST_PART)
 
 
 def _sums(run: Floats, size: int) -> Floats:

@@ -20,9 +20,8 @@ BOUNDS: Final = (
     (b":", 100_000, "members of objects"),
     (b",", 1_048_576, "values"),  # the token ids of the longest contexts; 0.2 seconds
 )
-MOST_IN_AN_ARRAY: Final = (
-    20_000  # values, none of them an array or object; as many as the context if it is longer
-)
+# values of an array, none of them an array or object; as many as the context has tokens if that is more
+MOST_IN_AN_ARRAY: Final = 20_000
 MOST_DIGITS: Final = 400  # of a number, whose reading takes the square of them; the largest float has 309
 
 _AS_ZEROS: Final = bytes.maketrans(b"123456789", b"000000000")
