@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import numpy as np
 import pytest
 from msgspec import structs
@@ -18,11 +19,18 @@ from typer.testing import CliRunner
 from driftguard.cli import app
 from driftguard.cli.replay import run_replay
 from driftguard.errors import BadSettings
-from driftguard.records import AcceptanceRecord, encode_record
+from driftguard.records import UNREADABLE_JSON, AcceptanceRecord, encode_record
 
 NOT_AN_ANSWER = "not an answer of Prometheus' /api/v1/query_range"
-NOT_UTF_8 = "'utf-8' codec can't decode byte 0xe9 in position 0: unexpected end of data"
+LATIN = b'{"status": "\xe9"}'
 BEGIN = datetime(2026, 1, 5, tzinfo=UTC)
+
+
+def why_unreadable(content: bytes) -> str:
+    """In the words of the installed msgspec."""
+    with pytest.raises(UNREADABLE_JSON) as raised:
+        msgspec.json.decode(content)
+    return str(raised.value)
 
 
 def records(
@@ -167,7 +175,7 @@ def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
             ["--format", "prometheus", "value.json", "latin.json"],
             [
                 f"value.json: {NOT_AN_ANSWER}: could not convert string to float: 'x'",
-                f"latin.json: {NOT_AN_ANSWER}: {NOT_UTF_8}",
+                f"latin.json: {NOT_AN_ANSWER}: {why_unreadable(LATIN)}",
             ],
         ),
         (
@@ -211,7 +219,7 @@ def test_each_problem_is_told_once(
     series = {"metric": {"__name__": "vllm:spec_decode_num_drafts_total"}, "values": [[1.0, "x"]]}
     answer = {"status": "success", "data": {"resultType": "matrix", "result": [series]}}
     (tmp_path / "value.json").write_text(json.dumps(answer))
-    (tmp_path / "latin.json").write_bytes(b'{"status": "\xe9"}')
+    (tmp_path / "latin.json").write_bytes(LATIN)
     told_by_vllm = (
         "SpecDecoding metrics: Mean acceptance length: 2.00, Accepted: 10 tokens, Drafted: 10 tokens"
     )

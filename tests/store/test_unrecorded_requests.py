@@ -86,12 +86,12 @@ def test_reports_at_the_same_time_in_any_order_wait_for_each_other(database: Dat
 
 def test_recorded_requests_are_counted_by_stream_and_windows_are_told_apart(database: Database) -> None:
     batches = [
-        make_records(3, server="chat"),
-        make_records(2, seed=1, server="chat", target="other"),
-        make_records(4, seed=2, server="chat", kind="probe"),
-        make_records(5, seed=3, server="scraped", kind="window", fidelity="counter"),
+        make_records(3, server="chat", ended_at=NOW),
+        make_records(2, seed=1, server="chat", target="other", ended_at=NOW),
+        make_records(4, seed=2, server="chat", kind="probe", ended_at=NOW),
+        make_records(5, seed=3, server="scraped", kind="window", fidelity="counter", ended_at=NOW),
         make_records(6, seed=4, server="chat", ended_at=NOW - timedelta(days=1, hours=1)),
-        make_records(1, seed=5, server="not asked for"),
+        make_records(1, seed=5, server="not asked for", ended_at=NOW),
     ]
     with database.session() as session:
         insert_batches(session, batches, StreamRegistry(), NOW)
