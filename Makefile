@@ -31,7 +31,7 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --d
 test: setup
 	$(PYTEST) -m 'not slow and not live' $(ARGS)
 
-test-slow: setup # statistical tests, and those that start, kill or attack many processes
+test-slow: setup # statistical tests, and what takes longest
 	$(PYTEST) -m slow $(ARGS)
 
 # Beside real engines: the first time it builds llama.cpp's server (some 20 minutes) and installs vLLM (3.4 GB).

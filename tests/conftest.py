@@ -1,6 +1,7 @@
 """A real PostgreSQL for every test that asks for one: the embedded server, and a fresh database per test.
 
-Property tests draw the same examples in every run.
+Property tests draw the same examples in every run. A run may be limited in time (`--begin-until`): in which
+order the files come is then drawn (`--shuffle`), so that in several runs all have their turn.
 """
 
 from __future__ import annotations
@@ -8,8 +9,10 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import random
 import shutil
 import tempfile
+import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,6 +44,7 @@ MEMORY = Path("/dev/shm")  # a database, 400 small files, is copied there in a t
 MEMORY_NEEDED_BYTES = 4 * 2**30  # for all workers; containers often have less
 
 
+NOT_BEGUN = "not begun: the time of this run was over"
 PATIENCE_SECONDS = 60.0  # with a server of this machine, which may be busy with other tests
 
 
@@ -54,6 +58,31 @@ def pytest_configure() -> None:
         file.write(certifi.contents().partition(end)[0] + end)
     os.environ["SSL_CERT_FILE"] = file.name
     atexit.register(Path(file.name).unlink, missing_ok=True)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--begin-until", type=float, metavar="UNIXTIME", help="skip what has not begun by then")
+    parser.addoption("--shuffle", metavar="SEED", help="run the files in an order that is drawn by it")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if seed := config.getoption("shuffle"):
+        paths = sorted({item.path for item in items})
+        random.Random(seed).shuffle(paths)
+        places = {path: place for place, path in enumerate(paths)}
+        items.sort(key=lambda item: places[item.path])
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    end = item.config.getoption("begin_until")
+    if end is not None and time.time() > end:
+        pytest.skip(NOT_BEGUN)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = terminalreporter.stats.get("skipped", ())
+    if count := sum(NOT_BEGUN in str(report.longrepr) for report in skipped):
+        terminalreporter.write_line(f"{count} tests were {NOT_BEGUN}")
 
 
 @pytest.hookimpl(wrapper=True)

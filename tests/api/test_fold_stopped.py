@@ -44,6 +44,7 @@ def sidecar_whose_fold_fails(
         yield client
 
 
+@pytest.mark.slow
 def test_a_sidecar_whose_fold_fails_for_a_minute_is_not_ready_until_somebody_folds(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -146,6 +146,7 @@ def test_a_server_without_any_record_is_told_on_the_page(sidecar: httpx.Client) 
     assert "So its acceptance is not known." in page
 
 
+@pytest.mark.slow
 def test_the_metric_shows_the_share_by_reason_also_after_a_restart(
     database: Database, tmp_path: Path
 ) -> None:

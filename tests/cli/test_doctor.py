@@ -93,6 +93,7 @@ def test_a_sidecar_that_lacks_nothing_but_to_be_started(patient: Patient, specul
     assert "PostgreSQL" in checks["database"]["found"]
 
 
+@pytest.mark.slow
 def test_sources_of_the_running_sidecar_alone(
     patient: Patient, database: Database, tmp_path: Path, speculating: str
 ) -> None:

@@ -97,6 +97,7 @@ def worlds() -> list[World]:
     return [world(seed) for seed in SEEDS]
 
 
+@pytest.mark.slow
 def test_the_best_is_the_best_of_all_that_can_be_done_in_simulation(worlds: list[World]) -> None:
     """By what each action really gives. Where speculation loses, a draft that has yet to be trained is no
     choice: what holds at once is. A gain below LEAST_GAIN is not worth an action, and its loss is allowed.

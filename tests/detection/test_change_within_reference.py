@@ -44,6 +44,7 @@ def opened(findings: list[Finding], direction: str) -> list[DriftOpened]:
     return [each for each in findings if isinstance(each, DriftOpened) and each.direction == direction]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fell_at", [120, 400])
 def test_a_fall_within_the_reference_period_of_a_rare_segment_is_found(fell_at: int) -> None:
     found = held = 0

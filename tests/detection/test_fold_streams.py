@@ -146,6 +146,7 @@ def alone(parts: list[ObservationBatch]) -> tuple[list[bytes], list[list[Finding
     return states, findings
 
 
+@pytest.mark.slow
 def test_streams_folded_together_are_bit_for_bit_what_each_is_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -42,6 +42,7 @@ def widened(findings: list[Finding]) -> list[DriftWidened]:
     return [finding for finding in findings if isinstance(finding, DriftWidened)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", ["german", "rare"])
 def test_a_segment_that_falls_while_another_is_down_joins_its_incident(other: str) -> None:
     found = 0
@@ -79,6 +80,7 @@ def test_it_is_over_when_all_have_come_back() -> None:
     assert {change.segment for change in end.segments} == {"chat", "german"}
 
 
+@pytest.mark.slow
 def test_an_unchanged_segment_joins_no_incident() -> None:
     joined = 0
     for seed in range(10):

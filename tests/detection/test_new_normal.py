@@ -13,6 +13,7 @@ from tests.detection.traffic import fold_all, requests
 CONFIG = DetectorConfig()
 
 
+@pytest.mark.slow
 def test_a_fall_from_a_rise_that_lasted_is_an_incident() -> None:
     found = 0
     for seed in range(10):

@@ -98,6 +98,7 @@ def test_sessions_that_fall_with_the_turn() -> None:
     assert in_parts(config, batch, [*range(1, 300), *range(1_500, 1_700)], restart=False) == whole
 
 
+@pytest.mark.slow
 def test_one_by_one_in_batches_and_across_restarts() -> None:
     batch, config = eventful(), DetectorConfig(minimum_drop=0.1, false_alarm_every=1_000.0)
     whole = in_parts(config, batch, [], restart=False)
@@ -131,6 +132,7 @@ def with_odd_columns(batch: ObservationBatch) -> ObservationBatch:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), runs=st.lists(ALIKE, min_size=1, max_size=15))
 def test_any_records_fold_without_error_or_nan(

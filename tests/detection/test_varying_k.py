@@ -115,6 +115,7 @@ def test_a_k_that_is_told_and_follows_the_load_and_the_request_is_no_drift(seed:
     assert opened(without_positions(records)) == []
 
 
+@pytest.mark.slow
 def test_a_worse_draft_is_found_while_k_is_told_and_moves() -> None:
     (alarm,) = opened(selected(24, np.repeat([0.7, 0.55], [LEARNED, 600])))
     assert (alarm.direction, {change.after.positions for change in alarm.segments}) == ("down", {"first"})

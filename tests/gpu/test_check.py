@@ -67,6 +67,7 @@ def test_without_a_gpu_it_says_so_and_fails(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_it_runs_where_the_sidecar_and_the_engine_s_server_are_not_installed() -> None:
     """Whose packages a machine that is lent for ten minutes does not have: each module can be imported."""
     absent = ["alembic", "fastapi", "msgspec", "procrastinate", "prometheus_client", "sqlalchemy", "uvicorn"]
@@ -229,6 +230,7 @@ def broken(run: Run) -> None:
             raise NoDevice("no device")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "expected"),
     [("hangs", None), ("dies", -6), ("raises", FAILED), ("nothing there", NO_DEVICE), ("ends", 0)],

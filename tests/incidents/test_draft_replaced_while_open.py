@@ -108,6 +108,7 @@ def test_a_fall_goes_on_with_another_draft_under_another_name(database: Database
     assert str(newer.id) in str(older.resolution)
 
 
+@pytest.mark.slow
 def test_a_rare_segment_of_a_fall_that_goes_on_is_told_as_well(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -429,6 +429,7 @@ def test_a_damaged_detector_state_leaves_it_open(database: Database) -> None:
     assert reasons(database, incident)[0].startswith("tokens come about")
 
 
+@pytest.mark.slow
 def test_twenty_quiet_streams_with_heavy_tails_page_nobody(database: Database) -> None:
     """Half a day each, of moods, stalls, a daily load and rare segments."""
     rng = np.random.default_rng(12)

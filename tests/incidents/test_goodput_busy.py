@@ -35,6 +35,7 @@ def read(database: Database, after: int) -> list[Any]:
         return goodput_watches.after(session, stream, after)
 
 
+@pytest.mark.slow
 def test_its_fall_is_found_although_looks_are_hardly_further_apart_than_a_block_is_long(
     database: Database,
 ) -> None:

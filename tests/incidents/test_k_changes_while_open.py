@@ -24,6 +24,7 @@ def with_open_fall(database: Database, seed: int, usual: Setup, fallen: Setup) -
     return server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [2, 5, 8])
 @pytest.mark.parametrize("tells_positions", [True, False])
 def test_a_fall_goes_on_at_another_k(database: Database, k: int, tells_positions: bool) -> None:
@@ -80,6 +81,7 @@ def test_a_fall_goes_on_at_another_temperature_until_the_segment_rises(database:
     assert [fall.state for fall in server.falls()] == ["resolved", "open"]
 
 
+@pytest.mark.slow
 def test_a_rise_at_another_temperature_ends_no_fall_that_goes_on_beside_it(database: Database) -> None:
     """Every other request is at the old temperature, and stays fallen."""
     server = with_open_fall(database, 245, USUAL, FALLEN)
@@ -111,6 +113,7 @@ USUAL_OF_THREE = Setup({"chat": 0.75, "code": 0.8, "german": 0.7}, THREE)
 FALLEN_OF_THREE = replace(USUAL_OF_THREE, first={"chat": 0.6, "code": 0.8, "german": 0.7}, names=RENAMED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tells_positions", [True, False])
 @pytest.mark.parametrize("k", [3, 6])
 def test_a_fall_under_another_name_ends_at_another_k(

@@ -58,6 +58,7 @@ def renamed_under(
     return fold_all(database)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lie", LIES)
 def test_a_fall_with_another_name_is_found(database: Database, lie: str) -> None:
     (incident,) = renamed_under(database, 200, FALLEN, LIES[lie])
@@ -109,6 +110,7 @@ def test_records_that_a_server_kept_back_are_not_taken_for_the_old_name_that_goe
     assert names_of(incident.segments) == ("chat-v2",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("falls", [True, False])
 @pytest.mark.parametrize("lie", LIES)
 def test_a_fall_with_another_k(database: Database, lie: str, falls: bool) -> None:

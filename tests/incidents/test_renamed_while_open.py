@@ -40,6 +40,7 @@ def test_a_fall_goes_on_under_another_name(database: Database, seed: int, k: int
     assert "is back at what it was under the older name: chat-v2 0." in str(server.fall().resolution)
 
 
+@pytest.mark.slow
 def test_a_fall_goes_on_under_a_third_name(database: Database) -> None:
     server = with_open_fall(database, 310)
     for names in (V2, V3):
@@ -61,6 +62,7 @@ def test_another_name_together_with_a_repair_ends_it(database: Database) -> None
 RARE = {"chat": 0.06, "code": 0.54, "german": 0.4}
 
 
+@pytest.mark.slow
 def test_a_fall_of_a_rare_segment_waits_for_what_took_its_place(database: Database) -> None:
     """The new name has no baseline yet when the old one has been silent for long."""
     usual, fallen = replace(USUAL, shares=RARE), replace(FALLEN, shares=RARE)

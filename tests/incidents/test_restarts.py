@@ -72,6 +72,7 @@ def lived(server: Server, change: str, *, falls: bool) -> tuple[Told, Told, Told
     return told[0], told[1], told[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [500])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_fall_with_a_restart_is_told_once_and_ends_when_it_is_mended(
@@ -100,6 +101,7 @@ def changed_while_open(server: Server, change: str) -> tuple[Told, Told, Told]:
     return told[0], told[1], told[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [520])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_fall_that_is_open_goes_on_after_a_restart(database: Database, change: str, seed: int) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from uuid import UUID
 
 import httpx
+import pytest
 import yaml
 
 from driftguard.alerting.alertmanager import Alertmanager
@@ -39,6 +40,7 @@ def _peers(port: int) -> int:
     return len(status["peers"]) if status["status"] == "ready" else 0
 
 
+@pytest.mark.slow
 @needs_alertmanager
 def test_a_cluster_that_was_away_pages_once_and_resolves_once(database: Database, tmp_path: Path) -> None:
     ports = [free_port(), free_port()]

@@ -149,6 +149,7 @@ def described_in_the_end(pipeline: Pipeline) -> None:
         pipeline.fold_batch()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "plant", [in_the_fold, in_the_summary, in_the_decoding, in_the_incident, in_a_statement]
 )

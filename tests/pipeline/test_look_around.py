@@ -64,6 +64,7 @@ def blocked(database: Database) -> int:
         return session.scalar(text("SELECT count(*) FROM pg_locks WHERE NOT granted")) or 0
 
 
+@pytest.mark.slow
 def test_a_look_that_fails_is_counted_and_repeated_and_the_lag_is_measured_before_it(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -204,6 +204,7 @@ def test_what_it_folded_is_shown_by_one_that_folds_no_longer(
     assert shown == {1: 20, 2: 15, 3: 15, 4: 15, 5: 15, 6: 15}
 
 
+@pytest.mark.slow
 def test_taking_over_gives_what_one_fold_from_scratch_gives(database: Database) -> None:
     """Rare segments, streams that fall silent, changes, restarts, a version that does not count its folds,
     and one that folds whoever did before, and does not say who it is."""

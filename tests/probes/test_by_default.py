@@ -296,6 +296,7 @@ def test_two_processes_do_not_probe_a_server_at_once(known: Database, stub: Stub
     assert only(looked(known, settings).states()).state == "asked"
 
 
+@pytest.mark.slow
 def test_the_tokens_of_probes_are_in_no_window_of_the_scraped_counters(
     database: Database, tmp_path: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -86,6 +86,7 @@ def probe(database: Database, url: str, *, ask_twice: bool = True) -> Replay:
     return done
 
 
+@pytest.mark.slow
 def test_the_real_engine_is_probed_and_its_own_records_hold_no_probe(
     database: Database, models: Path, tmp_path: Path
 ) -> None:
@@ -264,6 +265,7 @@ def test_an_interval_without_a_server_is_a_setting_to_correct(database: Database
         ProbeLoop(database, ProbeSettings(interval_seconds=60.0), [], Metrics())
 
 
+@pytest.mark.slow
 def test_the_commands_say_what_they_did_and_refuse_in_one_line(
     database_url: str, database: Database, tmp_path: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:

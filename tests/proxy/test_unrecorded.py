@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
+import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
@@ -89,6 +90,7 @@ def proxied(upstream: httpx.Client, sidecar_url: str, *more: str) -> Iterator[st
         assert process.wait(PATIENCE_SECONDS) == 0
 
 
+@pytest.mark.slow
 def test_the_status_and_the_metrics_say_the_share_though_proxy_and_sidecar_restart(
     database_url: str, tmp_path: Path
 ) -> None:

@@ -91,6 +91,7 @@ def state_of_draft(drifted: Drifted, version: str) -> str:
     return draft.state
 
 
+@pytest.mark.slow
 def test_killed_while_training(drifted: Drifted, engine: EngineStub, tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
     process = start(drifted, data_dir, engine)
@@ -225,6 +226,7 @@ def test_killed_for_a_target_that_was_replaced_before_anybody_looked(
     assert incident_states(drifted.database, drifted.incident_id) == ["open", "mitigating", "open"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 1)])
 def test_a_nightly_job_that_is_ended_leaves_nothing_behind(
     drifted: Drifted, engine: EngineStub, tmp_path: Path, number: signal.Signals, code: int

@@ -116,6 +116,7 @@ def test_everything_killed_and_the_number_given_to_another_program(data_dir: Pat
         assert run_sql(url, "SELECT 1") == (1,)
 
 
+@pytest.mark.slow
 def test_children_of_a_killed_server_that_do_not_end_are_ended(data_dir: Path) -> None:
     """As do those that wait for a lock which another one held as it crashed."""
     killed = hold(data_dir)

@@ -9,6 +9,7 @@ import pytest
 from driftguard_training import corpus
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("domain", corpus.domains())
 def test_training_never_sees_a_heldout_document(domain: str) -> None:
     train, heldout = corpus.documents(domain, "train"), corpus.documents(domain, "heldout")

@@ -99,6 +99,7 @@ def served_as(one: FinishedRequest) -> ServedRequest:
     return ServedRequest("a", *tokens, asked.params.temperature, K)
 
 
+@pytest.mark.slow
 def test_the_score_of_each_greedy_answer_is_what_the_engine_counts(made: Made) -> None:
     """Also of prompts of one token, whose first step has no drafts, and of answers of one token."""
     done = answers(engine_of(made, made.head), 40, KNOWN, 0.0)
@@ -154,6 +155,7 @@ def acceptance(made: Made, *heads: Path) -> list[float]:
     return [draft["segments"][0]["acceptance"] for draft in evaluate(settings)["drafts"]]  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_head_learns_captured_traffic_and_the_engine_serves_what_it_has_learned(
     made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

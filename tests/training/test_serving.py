@@ -425,6 +425,7 @@ def test_the_acceptance_that_is_evaluated_is_what_the_engine_counts(tmp_path: Pa
     assert draft["seconds_per_draft_token"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_engine_accepts_what_its_models_account_for(kind: str) -> None:
     greedy = gaps(served(BUNDLED / kind, 0.0), kind)
@@ -434,6 +435,7 @@ def test_the_engine_accepts_what_its_models_account_for(kind: str) -> None:
     assert (sampled.mean(dim=0).abs() < 3 * error).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_engine_accepts_by_blocks_what_its_models_account_for(kind: str) -> None:
     finished = served(BUNDLED / kind, 1.0, verification="block", max_tokens=128)

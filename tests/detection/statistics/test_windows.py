@@ -92,6 +92,7 @@ def test_a_change_of_the_workload_is_found_within_a_few_windows(step: float, mos
     assert held >= 25
 
 
+@pytest.mark.slow
 def test_false_alarms_are_at_least_A_apart_although_twelve_windows_make_the_baseline() -> None:
     config, times = DetectorConfig(false_alarm_every=1_000.0), []
     for seed in range(60):

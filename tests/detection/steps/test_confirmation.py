@@ -59,6 +59,7 @@ def test_a_large_fall_of_a_young_stream_is_told_at_once() -> None:
     assert np.median(found) <= 60
 
 
+@pytest.mark.slow
 def test_a_small_fall_of_a_young_stream_waits_until_it_is_no_longer_young_and_is_not_swallowed() -> None:
     found = delays(1_000, 0.05)
     assert len(found) == RUNS

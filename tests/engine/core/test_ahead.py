@@ -80,6 +80,7 @@ def alone(new_engine: Callable[..., Engine]) -> Callable[[str], Any]:
     return outputs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("drafter", "rule", "worker"),
     [

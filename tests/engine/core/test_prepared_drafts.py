@@ -96,6 +96,7 @@ def shapes_of_traffic() -> Iterator[list[Request]]:
     yield [request("narrow", top_k=3, temperature=1.0)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "adaptive"), [("draft_model", False), ("draft_model", True), ("ngram", False), ("none", False)]
 )

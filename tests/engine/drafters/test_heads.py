@@ -36,6 +36,7 @@ HEADS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "settings"), HEADS, ids=str)
 def test_each_draft_is_drawn_from_what_the_head_gives_for_the_whole_sequence(
     targets: Path, tmp_path: Path, drafted: list[Drafted], kind: str, settings: dict[str, Any]

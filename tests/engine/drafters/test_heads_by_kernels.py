@@ -45,6 +45,7 @@ def queued_engine(compiled: Callable[..., Module], monkeypatch: pytest.MonkeyPat
     return engine_of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "settings"), HEADS, ids=range(len(HEADS)))
 def test_each_draft_is_drawn_from_what_the_head_gives_for_the_whole_sequence(
     targets: Path,

@@ -99,6 +99,7 @@ def test_cutoffs(
     assert least <= passes(Counting(module, counted), of_rows(rows, top_k, top_p), way) <= most
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("spread", [1.0, 3.0, 5.0])
 def test_a_row_of_a_real_vocabulary_is_read_at_most_three_times(

@@ -168,6 +168,7 @@ class Replaced:
         launcher.launch(kernel, grid, block, arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", [-1, 1])
 def test_splits_of_a_sequence_that_overlap_or_leave_a_gap(
     module: Module, compiled: Callable[..., Module], tmp_path: Path, by: int
