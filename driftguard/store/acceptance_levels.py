@@ -10,11 +10,10 @@ from sqlalchemy import Row, select, text
 from sqlalchemy.orm import Session
 
 from driftguard.records import Kind
-from driftguard.store.by_arrival import NEWEST_FIRST, OF_STREAM, OLDEST_FIRST
+from driftguard.store.by_arrival import MOST_READ, NEWEST_FIRST, OF_STREAM, OLDEST_FIRST, newest_records
 from driftguard.store.tables import Stream
 
 _NEWEST_REQUESTS = 1_000  # per segment: what the draft does now, not what it did months ago
-MOST_READ: Final = 500_000  # requests of all segments, or those of an hour: a busy server has millions a week
 
 LOOKED_UP: Final = ("ngram", "suffix", "hybrid")  # methods that draft as many tokens as a lookup finds
 
@@ -139,6 +138,7 @@ def _level_of(row: Row[Any]) -> DraftLevel:
 _FIRST_DRAFTED = "coalesce(drafted_per_position[1], CASE WHEN kind = 'window' THEN steps END)"
 _FIRST_ACCEPTED = f"accepted_per_position[1]::float8 / {_FIRST_DRAFTED}"
 _TELLS_FIRST = f"{_FIRST_DRAFTED} > 0 AND accepted_per_position IS NOT NULL"
+_IN_SPAN = "seq >= :first AND seq < :end AND ended_at >= :oldest"
 _OF_SPAN = text(
     f"""
     SELECT segment, count(*) AS requests, avg(x) AS mean, coalesce(var_samp(x), 0) AS variance
@@ -146,10 +146,8 @@ _OF_SPAN = text(
         SELECT segment,
                CASE WHEN :by_first THEN {_FIRST_ACCEPTED} ELSE accepted::float8 / drafted END AS x,
                row_number() OVER (PARTITION BY segment ORDER BY seq DESC) AS age
-        FROM records
-        WHERE stream_id = :stream_id AND kind = :kind
-          AND CASE WHEN :by_first THEN {_TELLS_FIRST} ELSE drafted > 0 END
-          AND seq >= :first AND seq < :end AND ended_at >= :oldest
+        FROM {newest_records(_IN_SPAN)}
+        WHERE CASE WHEN :by_first THEN {_TELLS_FIRST} ELSE drafted > 0 END
           AND (CAST(:ks AS int[]) IS NULL OR num_speculative_tokens = ANY(CAST(:ks AS int[])))
     ) AS newest
     WHERE age <= :newest
@@ -187,8 +185,9 @@ def of_span(
 ) -> list[AcceptanceLevel]:
     """Over the `newest` requests of each segment in the span: of all draft tokens, or of the first one, which
     does not depend on how many follow, where the source gives counts per position. `ks`: only those that tell
-    one of these K."""
+    one of these K. A segment that has few of the span's newest MOST_READ requests is judged by these."""
     given = {"stream_id": stream_id, **span._asdict(), "newest": newest, "by_first": by_first}
+    given["most_read"] = MOST_READ
     given["kind"] = kind_of(session, stream_id)
     given["ks"] = None if ks is None else sorted(ks)
     return [AcceptanceLevel._make(row) for row in session.execute(_OF_SPAN, given)]
@@ -216,9 +215,8 @@ _NEWEST = text(
             SELECT drafted, steps, ended_at,
                    CASE WHEN :by_first THEN {_FIRST_ACCEPTED} ELSE accepted::float8 / drafted END AS x,
                    row_number() OVER (ORDER BY {NEWEST_FIRST}) AS age
-            FROM records
-            WHERE {OF_STREAM} AND kind = :kind AND seq > :after
-              AND records.segment = asked.segment
+            FROM {newest_records("seq > :after")}
+            WHERE read.segment = asked.segment
               AND CASE WHEN :by_first THEN {_TELLS_FIRST} ELSE drafted > 0 END
             ORDER BY {NEWEST_FIRST} LIMIT :most
         ) AS of_segment
@@ -240,14 +238,15 @@ def newest(
     *,
     by_first: bool,
 ) -> list[NewestLevel]:
-    """Of as many requests of each segment as each of `sizes` says, or as there are after the seq `after`; by
-    the first draft token of requests that tell it, or by all."""
+    """Of as many requests of each segment as each of `sizes` says, or as there are after the seq `after`
+    among the newest MOST_READ; by the first draft token of requests that tell it, or by all."""
     given = {
         "stream_id": stream_id,
         "segments": list(segments),
         "after": after,
         "sizes": list(sizes),
         "most": max(sizes),
+        "most_read": MOST_READ,
         "by_first": by_first,
         "kind": kind_of(session, stream_id),
     }
@@ -267,28 +266,34 @@ class LevelAtK(NamedTuple):
     highest_k: int | None
 
 
-_AT_K = f"""
+_AT_K = """
     SELECT asked.segment, count(*), sum(drafted)::bigint, sum(steps)::bigint,
            avg(accepted::float8 / drafted), min(k), max(k)
     FROM unnest(CAST(:segments AS text[])) AS asked(segment) CROSS JOIN LATERAL (
         SELECT drafted, accepted, steps, num_speculative_tokens AS k
-        FROM records
-        WHERE {OF_STREAM} AND kind = :kind AND drafted > 0 AND seq > :after
-          AND records.segment = asked.segment {{condition}}
-        ORDER BY {{order}} LIMIT :most
+        FROM {read}
+        WHERE drafted > 0 AND read.segment = asked.segment {condition}
+        ORDER BY {order} LIMIT :most
     ) AS of_segment
     GROUP BY asked.segment ORDER BY asked.segment
-    """  # noqa: S608 (constants only)
-_NEWEST_AT_K = text(_AT_K.format(order=NEWEST_FIRST, condition=""))
-_FIRST_AT_K = text(_AT_K.format(order=OLDEST_FIRST, condition="AND num_speculative_tokens = :k"))
+    """
+_NEWEST_AT_K = text(_AT_K.format(read=newest_records("seq > :after"), order=NEWEST_FIRST, condition=""))
+_FIRST_AT_K = text(
+    _AT_K.format(
+        read=f"(SELECT * FROM records WHERE {OF_STREAM} AND kind = :kind AND seq > :after) AS read",  # noqa: S608 (constants only)
+        order=OLDEST_FIRST,
+        condition="AND num_speculative_tokens = :k",
+    )
+)
 
 
 def newest_k(
     session: Session, stream_id: int, segments: Collection[str], after: int, most: int
 ) -> list[LevelAtK]:
-    """Of the newest requests of each segment, at most so many, after the seq `after`."""
+    """Of the newest requests of each segment, at most so many, after the seq `after` and among the newest
+    MOST_READ."""
     given = {"stream_id": stream_id, "segments": list(segments), "after": after, "most": most}
-    given["kind"] = kind_of(session, stream_id)
+    given |= {"kind": kind_of(session, stream_id), "most_read": MOST_READ}
     return [LevelAtK._make(row) for row in session.execute(_NEWEST_AT_K, given)]
 
 
@@ -306,13 +311,11 @@ _AT_ONCE = "CASE WHEN verification IN ('block', 'tree') THEN verification ELSE '
 _OTHER_SETTINGS = text(
     f"""
     WITH fallen AS (
-        SELECT DISTINCT temperature, acceptance_rule, {_AT_ONCE} FROM records
-        WHERE stream_id = :stream_id AND kind = 'request' AND drafted > 0 AND segment = :segment
-          AND seq >= :first AND seq < :end AND ended_at >= :oldest
+        SELECT DISTINCT temperature, acceptance_rule, {_AT_ONCE} FROM {newest_records(_IN_SPAN)}
+        WHERE drafted > 0 AND segment = :segment
     ), newest AS (
-        SELECT temperature, acceptance_rule, {_AT_ONCE} FROM records
-        WHERE {OF_STREAM} AND kind = 'request' AND drafted > 0 AND segment = :segment
-          AND seq >= :end
+        SELECT temperature, acceptance_rule, {_AT_ONCE} FROM {newest_records("seq >= :end")}
+        WHERE drafted > 0 AND segment = :segment
         ORDER BY {NEWEST_FIRST} LIMIT :newest
     )
     SELECT EXISTS (SELECT FROM fallen) AND NOT EXISTS (
@@ -326,6 +329,7 @@ def has_other_settings(session: Session, stream_id: int, segment: str, span: Spa
     """Whether none of so many newest requests of the segment has the temperature, acceptance rule and
     verification of one in the span. Not where no request of that is kept."""
     given = {"stream_id": stream_id, "segment": segment, **span._asdict(), "newest": newest}
+    given |= {"kind": "request", "most_read": MOST_READ}
     return bool(session.scalar(_OTHER_SETTINGS, given))
 
 
@@ -334,7 +338,7 @@ _TOLD_K = text(
     SELECT DISTINCT num_speculative_tokens FROM (
         SELECT num_speculative_tokens FROM records
         WHERE {OF_STREAM} AND kind = :kind AND num_speculative_tokens IS NOT NULL
-          AND seq >= :first AND seq < :end AND ended_at >= :oldest
+          AND {_IN_SPAN}
         ORDER BY {NEWEST_FIRST} LIMIT :newest
     ) AS newest
     """  # noqa: S608 (constants only)

@@ -13,11 +13,21 @@ from sqlalchemy import ARRAY, BigInteger, ColumnElement, any_, literal
 
 from driftguard.store.tables import Record
 
+MOST_READ: Final = 1_000_000  # newest records of a stream, in all segments: a busy one has millions a week
 OF_STREAM: Final = "stream_id = ANY(CAST(ARRAY[:stream_id] AS bigint[]))"
 OLDEST_FIRST: Final = "stream_id, seq"
 NEWEST_FIRST: Final = "stream_id DESC, seq DESC"
 oldest_first: Final = (Record.stream_id, Record.seq)
 newest_first: Final = (Record.stream_id.desc(), Record.seq.desc())
+
+
+def newest_records(condition: str) -> str:
+    """SQL of a table "read": the newest :most_read records of :stream_id and :kind. What is looked for there
+    in vain, as more requests of a rare segment than there are, is not looked for in all that are kept."""
+    return f"""(
+        SELECT * FROM records WHERE {OF_STREAM} AND kind = :kind AND {condition}
+        ORDER BY {NEWEST_FIRST} LIMIT :most_read
+    ) AS read"""  # noqa: S608 (constants only)
 
 
 def of_stream(stream_id: int) -> ColumnElement[bool]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
-from driftguard.store.by_arrival import newest_first, of_stream
+from driftguard.store.by_arrival import MOST_READ, newest_first, newest_records, of_stream
 from driftguard.store.tables import DailyRollup, Record, Rollup, Segment
 
 _NEWEST_REQUESTS = 1_000  # per segment
@@ -91,7 +91,7 @@ class Likeness(NamedTuple):
 
 
 _LIKENESS = text(
-    """
+    f"""
     SELECT segment, num_speculative_tokens, acceptance_rule, verification, count(*), sum(drafted),
            avg(x), coalesce(var_samp(x), 0), count(of_first), coalesce(avg(of_first), 0),
            coalesce(var_samp(of_first), 0), count(answer), coalesce(avg(answer), 0),
@@ -103,24 +103,30 @@ _LIKENESS = text(
                accepted_per_position[1]::float8 / nullif(drafted_per_position[1], 0) AS of_first,
                ln(nullif(output_tokens, 0)::float8) AS answer, ln(nullif(prompt_tokens, 0)::float8) AS prompt,
                row_number() OVER (PARTITION BY segment ORDER BY seq DESC) AS age
-        FROM records JOIN unnest(CAST(:segments AS text[]), CAST(:untils AS bigint[])) AS asked(name, until)
-          ON asked.name = records.segment AND records.seq < asked.until
-        WHERE stream_id = :stream_id AND kind = 'request' AND drafted > 0 AND ended_at >= :since
+        FROM (
+            SELECT until, array_agg(name) AS names
+            FROM unnest(CAST(:segments AS text[]), CAST(:untils AS bigint[])) AS one(name, until)
+            GROUP BY until
+        ) AS asked CROSS JOIN LATERAL {newest_records("seq < asked.until AND ended_at >= :since")}
+        WHERE drafted > 0 AND segment = ANY(names)
     ) AS newest
     WHERE age <= :newest
     GROUP BY segment, num_speculative_tokens, acceptance_rule, verification
     ORDER BY segment, num_speculative_tokens, acceptance_rule, verification
-    """
+    """  # noqa: S608 (constants only)
 )
 
 
 def likenesses(session: Session, stream_id: int, until: Mapping[str, int], since: datetime) -> list[Likeness]:
-    """`until`: of these segments, each of its requests before this seq."""
+    """`until`: of these segments, each of its requests before this seq, among the newest MOST_READ of all
+    segments then."""
     given = {
         "stream_id": stream_id,
         "segments": list(until),
         "untils": list(until.values()),
         "since": since,
+        "kind": "request",
         "newest": _NEWEST_REQUESTS,
+        "most_read": MOST_READ,
     }
     return [Likeness._make(row) for row in session.execute(_LIKENESS, given)]
