@@ -15,6 +15,7 @@ from tests.deploy.committed import ROOT
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(900),
     pytest.mark.skipif(sys.version_info >= (3, 12), reason="some have no wheels for newer Pythons"),
 ]
 
