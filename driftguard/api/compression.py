@@ -9,18 +9,15 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import Receive, Scope, Send
 
 ACCEPT: Final = "accept-encoding"
-PARQUET: Final = b"format=parquet"
 
 
 class Compression(GZipMiddleware):
-    """Starlette's middleware only looks for the word gzip. Here `gzip;q=0` refuses it, and `*` accepts it.
-    Parquet, which is compressed already, is left as it is: older releases cannot be told by its type."""
+    """Starlette's middleware only looks for the word gzip. Here `gzip;q=0` refuses it, and `*` accepts it."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             headers = MutableHeaders(raw=list(scope["headers"]))
-            is_packed = PARQUET in scope["query_string"].split(b"&")
-            headers[ACCEPT] = "gzip" if accepts_gzip(headers) and not is_packed else "identity"
+            headers[ACCEPT] = "gzip" if accepts_gzip(headers) else "identity"
             scope = {**scope, "headers": headers.raw}
         await super().__call__(scope, receive, send)
 

@@ -6,11 +6,13 @@ from http import HTTPStatus
 from typing import Final
 
 from fastapi import FastAPI, Request, Response
+from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES
 from starlette.types import Scope
 
 from driftguard.api.auth import KeyChecks, is_open
 from driftguard.api.compression import Compression
 from driftguard.api.context import Context
+from driftguard.api.exports import MEDIA_TYPES
 from driftguard.api.otlp.errors import PATHS, status_response
 from driftguard.api.prefix import Prefix, path_of
 from driftguard.api.problems import TooSlow, problem_response
@@ -35,7 +37,12 @@ ALWAYS_OPEN: Final = frozenset({"/healthz", "/readyz"})  # health checks have no
 
 def install_guard(app: FastAPI, context: Context) -> None:
     """In front of everything that `app` routes. Call it once, before the first request."""
-    app.add_middleware(Compression, minimum_size=COMPRESSED_BYTES, compresslevel=COMPRESSION_LEVEL)
+    app.add_middleware(
+        Compression,
+        minimum_size=COMPRESSED_BYTES,
+        compresslevel=COMPRESSION_LEVEL,
+        exclude_content_types=(*DEFAULT_EXCLUDED_CONTENT_TYPES, MEDIA_TYPES["parquet"]),
+    )
     settings = context.settings
     app.add_middleware(
         Guard,
