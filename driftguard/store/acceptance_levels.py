@@ -280,9 +280,9 @@ _AT_K = """
 _NEWEST_AT_K = text(_AT_K.format(read=newest_records("seq > :after"), order=NEWEST_FIRST, condition=""))
 _FIRST_AT_K = text(
     _AT_K.format(
-        read=f"(SELECT * FROM records WHERE {OF_STREAM} AND kind = :kind AND seq > :after) AS read",  # noqa: S608 (constants only)
+        read="records AS read",
         order=OLDEST_FIRST,
-        condition="AND num_speculative_tokens = :k",
+        condition=f"AND num_speculative_tokens = :k AND {OF_STREAM} AND kind = :kind AND seq > :after",
     )
 )
 
