@@ -22,9 +22,8 @@ from driftguard.settings import PREFIX
 ROOT: Final = Path(__file__).parents[2]
 DEPLOY: Final = ROOT / "deploy"
 KUBERNETES: Final = DEPLOY / "kubernetes"
-VERSION: Final = str(
-    tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
-)
+PROJECT: Final = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+VERSION: Final = str(PROJECT["version"])
 
 
 def tool(name: str) -> str | None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import re
 import subprocess
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from tests.deploy.committed import ROOT
+from tests.deploy.committed import PROJECT, ROOT
 
-NAME: Final = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["name"]
+NAME: Final = PROJECT["name"]
 INSTALL: Final = re.compile(
     r"\b(?:pip3?|pipx|uv tool|poetry|uv|pdm) (?:install|add|download)\b(?P<arguments>[^`|&;\n]*)"
 )
@@ -55,7 +54,6 @@ def test_every_install_line_names_this_distribution() -> None:
 
 def test_extras_that_are_named_are_there() -> None:
     """In install lines, and where the distribution asks for itself."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     for path in committed():
         for extras in re.findall(rf"{NAME}\[([\w,-]+)\]", path.read_text(encoding="utf-8")):
-            assert set(extras.split(",")) <= set(project["optional-dependencies"]), path
+            assert set(extras.split(",")) <= set(PROJECT["optional-dependencies"]), path

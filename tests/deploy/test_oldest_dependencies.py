@@ -6,13 +6,12 @@ import os
 import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
-from tests.deploy.committed import ROOT
+from tests.deploy.committed import PROJECT, ROOT
 
 EXTRAS = ("proxy", "otlp", "parquet")
 TESTS = (  # of what was broken with older ones, and of what an operator needs first
@@ -24,16 +23,13 @@ TESTS = (  # of what was broken with older ones, and of what an operator needs f
     "status/test_gauges.py",
     "store/test_silent_holders.py",
 )
-
-
 # The newest that the metadata of vLLM 0.32.0 allows, which has no other upper bounds of what is needed here.
 VLLM_TAKES = {"fastapi": "0.136.3"}
 
 
 def declared() -> list[str]:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras = [each for extra in EXTRAS for each in project["optional-dependencies"][extra]]
-    return [*project["dependencies"], *extras]
+    extras = [each for extra in EXTRAS for each in PROJECT["optional-dependencies"][extra]]
+    return [*PROJECT["dependencies"], *extras]
 
 
 def test_the_plugin_can_be_installed_into_the_environment_of_vllm() -> None:

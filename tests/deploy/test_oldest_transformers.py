@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import tomllib
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 from driftguard_engine.config import EngineConfig
 from driftguard_engine.engine import Engine
 
-from tests.deploy.committed import ROOT
+from tests.deploy.committed import PROJECT, ROOT
 from tests.engine.core.tiny import request, save, tokens
 
 pytestmark = pytest.mark.slow
@@ -35,9 +34,8 @@ print(json.dumps([transformers.__version__, served(*sys.argv[1:])]))
 
 
 def oldest() -> str:
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     (asked,) = (
-        each for each in declared["optional-dependencies"]["engine"] if each.startswith("transformers")
+        each for each in PROJECT["optional-dependencies"]["engine"] if each.startswith("transformers")
     )
     version: str = asked.removeprefix("transformers>=")
     return version
