@@ -85,9 +85,11 @@ def import_all() -> None:
 def compile_imported(*, everything: bool) -> None:
     """Where PYTHONPYCACHEPREFIX says, as the file system of a container may be read-only."""
     for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None) or ""
-        if file.endswith(".py") and name != "__main__" and (everything or name.split(".")[0] in COMPILED):
-            py_compile.compile(file, doraise=True)
+        file = Path(getattr(module, "__file__", None) or "")
+        # torch.ops and torch.classes are objects that have a name of a file, but no file
+        is_source = file.suffix == ".py" and file.is_absolute()
+        if is_source and name != "__main__" and (everything or name.split(".")[0] in COMPILED):
+            py_compile.compile(str(file), doraise=True)
 
 
 if __name__ == "__main__":

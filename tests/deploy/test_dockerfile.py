@@ -139,3 +139,14 @@ def test_slimming_leaves_what_it_does_not_name(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     slim.trim(tmp_path)
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*")) == sorted(kept)
+
+
+def test_beside_torch_all_that_is_compiled_has_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.ops and torch.classes have none."""
+    import torch
+
+    compiled: list[str] = []
+    monkeypatch.setattr(slim.py_compile, "compile", lambda file, doraise: compiled.append(file))
+    slim.compile_imported(everything=True)
+    assert torch.__file__ in compiled
+    assert [file for file in compiled if not Path(file).is_file()] == []
