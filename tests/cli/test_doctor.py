@@ -458,5 +458,8 @@ def test_what_training_and_promotion_lack(patient: Patient, monkeypatch: pytest.
         "num_speculative_tokens = 3", "[retraining]", 'promote_command = ["no-such-program"]',
     ]  # fmt: skip
     checks = patient.checked()
+    assert checks["training"]["state"] == "failed"
     assert checks["training"]["fix"] == "pip install 'driftguard-llm[engine]'"
     assert "there is no program no-such-program" in checks["promotion"]["found"]
+    patient.settings.append("automatic = false")  # as beside a nightly job in an image of its own
+    assert patient.checked()["training"]["state"] == "warning"

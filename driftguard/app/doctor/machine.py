@@ -31,14 +31,22 @@ def training(settings: Settings) -> Iterator[Finding]:
         try:
             yield Finding("training", "ok", f"torch {version('torch')}")
         except PackageNotFoundError:
-            fix = "pip install 'driftguard-llm[engine]'"
-            yield Finding("training", "failed", "engines are configured, but torch is not installed", fix)
+            yield _no_torch(settings)
     if command := settings.retraining.promote_command:
         if shutil.which(command[0]) is None:
             told = f"retraining.promote_command: there is no program {command[0]}"
             yield Finding("promotion", "failed", told, "the whole path of the program, and its x permission")
         else:
             yield Finding("promotion", "ok", f"{command[0]} is there")
+
+
+def _no_torch(settings: Settings) -> Finding:
+    """A nightly job may run elsewhere, as in the engine's image; what an incident starts runs here."""
+    if settings.retraining.automatic:
+        told = "engines are configured, but torch is not installed"
+        return Finding("training", "failed", told, "pip install 'driftguard-llm[engine]'")
+    told = "torch is not installed, so no draft is trained here"
+    return Finding("training", "warning", told, "driftguard retrain where it is, with the same data_dir")
 
 
 def files(settings: Settings, config: Path | None) -> Iterator[Finding]:
