@@ -176,3 +176,10 @@ def test_grafana_finds_the_dashboards_and_this_prometheus() -> None:
     (source,) = documents(file)[0]["datasources"]
     assert (source["type"], source["url"]) == ("prometheus", "http://prometheus:9090")
     assert volumes["./deploy/compose/datasources"] == "/etc/grafana/provisioning/datasources"
+
+
+@pytest.mark.parametrize("name", ["prometheus", "alertmanager"])
+def test_links_in_pages_lead_to_the_addresses_that_the_environment_names(name: str) -> None:
+    command = SERVICES[name]["command"]
+    assert f"--web.external-url={EXAMPLE[f'{name.upper()}_URL']}" in command
+    assert "--web.route-prefix=/" in command  # so that a path in the address moves nothing
