@@ -31,7 +31,7 @@ from driftguard_http import is_loopback
 log = structlog.get_logger("driftguard_engine.telemetry")
 
 COLLECT_EVERY_SECONDS = 0.5
-RETRY_CAPTURE_AFTER_SECONDS = 3600.0
+RETRY_CAPTURE_AFTER_SECONDS = 60.0
 RESTART_AFTER_SECONDS = 1.0
 JOIN_GRACE_SECONDS = 5.0  # a name look-up in progress cannot be cancelled
 REQUEST_TIMEOUT = httpx.Timeout(30.0, connect=2.0)  # the sidecar answers after its commit
@@ -274,7 +274,8 @@ class Telemetry:
                 self._capture_from = time.monotonic() + RETRY_CAPTURE_AFTER_SECONDS
                 self._capture_counts.dropped += self._captures.clear()
                 if not warned:
-                    log.warning("the sidecar keeps no captured token ids; none are sent", error=str(error))
+                    told = "the sidecar keeps no captured token ids; it is asked again every minute"
+                    log.warning(told, error=str(error))
                 warned = True
 
     async def _send_rest(self, senders: list[asyncio.Task[None]]) -> None:
