@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import logging
 from typing import Any
 
 import httpx
@@ -341,3 +342,25 @@ def test_a_text_of_the_longest_tokens_alone_is_tokenized(client: httpx.Client, f
     assert answer.status_code == 200
     assert len(fake.seen[0].prompt_token_ids) == 64
     assert client.post("/v1/completions", json={"prompt": EOS * 64 + "x"}).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("completions", {"prompt": "x" * 30}),
+        ("chat/completions", {"messages": [{"role": "user", "content": "x" * 30}]}),
+    ],
+)
+def test_the_tokenizer_does_not_log_indexing_errors_that_cannot_come(
+    path: str, body: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = byte_tokenizer(CHAT_TEMPLATE)
+    tokenizer.model_max_length = 8  # as its files say; the engine's own limit is the context
+    transformers = logging.getLogger("transformers")
+    transformers.addHandler(caplog.handler)
+    try:
+        with served(FakeEngine(tokenizer)) as client:
+            assert client.post(f"/v1/{path}", json=body | {"max_tokens": 1}).status_code == 200
+    finally:
+        transformers.removeHandler(caplog.handler)
+    assert [record.message for record in caplog.records if record.name.startswith("transformers")] == []

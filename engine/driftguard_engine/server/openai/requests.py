@@ -48,7 +48,10 @@ def encode_prompts(tokenizer: Any, limit: PromptLimit, body: CompletionBody) -> 
             limit.check_text("prompt", len(prompt))
         else:
             limit.check_tokens("prompt", prompt)
-    return [tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in prompts]
+    return [
+        tokenizer.encode(prompt, verbose=False) if isinstance(prompt, str) else list(prompt)
+        for prompt in prompts
+    ]
 
 
 def encode_chat(tokenizer: Any, limit: PromptLimit, body: ChatBody) -> list[int]:
@@ -70,7 +73,8 @@ def encode_chat(tokenizer: Any, limit: PromptLimit, body: ChatBody) -> list[int]
             f"messages: the model's chat template refuses them: {error}", field="messages"
         ) from None
     limit.check_text("messages", len(text))
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)  # the template has written them
+    # The template has written the special tokens.
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False, verbose=False)
     return ids
 
 
