@@ -31,7 +31,9 @@ from tests.deploy.committed import (
 from tests.deploy.test_dockerfile import last
 
 SECRETS = ("POSTGRES_PASSWORD", "DRIFTGUARD_API_KEY", "GRAFANA_ADMIN_PASSWORD")
-EXAMPLE = dict(re.findall(r"^(\w+)=(.*)$", (ROOT / ".env.example").read_text(encoding="utf-8"), re.MULTILINE))
+EXAMPLE = dict(  # with the lines of the built-in engine
+    re.findall(r"^#?(\w+)=(.*)$", (ROOT / ".env.example").read_text(encoding="utf-8"), re.MULTILINE)
+)
 TEXT = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
 KEY = "k" * 64
 RULES_FILE = "/var/lib/driftguard-rules/driftguard-rules.yaml"
@@ -40,7 +42,9 @@ RULES_FILE = "/var/lib/driftguard-rules/driftguard-rules.yaml"
 def interpolate(text: str) -> str:
     """As compose does it, with the variables of .env.example and a value for each secret."""
     known = {**EXAMPLE, **dict.fromkeys(SECRETS, KEY)}
-    return re.sub(r"\$\{(\w+)(?::[-?][^}]*)?\}", lambda found: known[found[1]], text)
+    for _ in range(2):  # ENGINES names another variable
+        text = re.sub(r"\$\{(\w+)(?::[-?][^}]*)?\}", lambda found: known[found[1]], text)
+    return text
 
 
 COMPOSE: dict[str, Any] = yaml.safe_load(interpolate(TEXT))
@@ -56,7 +60,7 @@ def commands(service: dict[str, Any], stage: str) -> list[list[str]]:
 
 def test_every_secret_is_asked_for_and_none_is_committed() -> None:
     named = set(re.findall(r"\$\{(\w+)", TEXT))
-    assert named == EXAMPLE.keys()
+    assert named | {"COMPOSE_PROFILES"} == EXAMPLE.keys()
     assert all(EXAMPLE[name] == "" and f"${{{name}:?" in TEXT for name in SECRETS)
     ignored = (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
     assert ".env" in ignored
@@ -118,6 +122,15 @@ def test_our_services_are_locked_down_and_run_our_commands(
         assert f"--server-name={engine.server}" in SERVICES["engine"]["command"]
         # what is promoted was written by one image and is read by the other
         assert not settings.retraining.automatic
+
+
+def test_without_its_lines_in_the_environment_there_is_no_built_in_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (default,) = re.findall(r"DRIFTGUARD_ENGINES: '\$\{ENGINES:-(.*)\}'", TEXT)
+    monkeypatch.setenv("DRIFTGUARD_ENGINES", default)
+    assert load_settings().engines == []
+    assert SERVICES["engine"]["profiles"] == [EXAMPLE["COMPOSE_PROFILES"]]
 
 
 def test_the_engine_reads_candidates_where_the_retraining_writes_them() -> None:
