@@ -155,9 +155,13 @@ class FinishedRequest:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """What one step added to one request: new token ids, new text, and the end if it ended."""
+    """What one step added to one request: new token ids, new text, and the end if it ended.
+
+    has_draft: a draft may propose tokens for the request.
+    """
 
     request_id: str
     token_ids: tuple[int, ...]
     text: str
     finished: FinishedRequest | None = None
+    has_draft: bool = False

@@ -86,10 +86,10 @@ class RunningSequence:
             reason = "length"
         if reason is None:
             self._text.append(text)
-            return RequestOutput(self.request.request_id, tuple(kept), text)
+            return self._output(kept, text)
         text += self._flush()
         self._text.append(text)
-        return RequestOutput(self.request.request_id, tuple(kept), text, self._finished(reason, now))
+        return self._output(kept, text, self._finished(reason, now))
 
     def _take(self, emitted: Sequence[int]) -> tuple[list[int], str, FinishReason | None]:
         ends = frozenset() if self.request.params.ignore_eos else self.eos_token_ids
@@ -123,7 +123,13 @@ class RunningSequence:
     def end(self, reason: FinishReason, now: Moment, error: str | None = None) -> RequestOutput:
         """Ends the request from outside (abort, error); the tokens that it has stay counted, and text that
         was held back is left out: the tokenizer may be what failed."""
-        return RequestOutput(self.request.request_id, (), "", self._finished(reason, now, error))
+        return self._output((), "", self._finished(reason, now, error))
+
+    def _output(
+        self, token_ids: Sequence[int], text: str, finished: FinishedRequest | None = None
+    ) -> RequestOutput:
+        has_draft = self.num_speculative_tokens > 0
+        return RequestOutput(self.request.request_id, tuple(token_ids), text, finished, has_draft)
 
     def _finished(self, reason: FinishReason, now: Moment, error: str | None = None) -> FinishedRequest:
         first, steps = self._first_token_seconds, self.counts.steps

@@ -28,7 +28,7 @@ log = structlog.get_logger("driftguard_engine.runner")
 
 IDLE_WAIT_SECONDS = 0.2  # how long it may take to notice a stop while idle
 STOP_LIMIT_SECONDS = 10.0
-MOST_FAILED_IN_A_ROW = 20  # steps that end requests with an error, without a token in between
+MOST_FAILED_IN_A_ROW = 20  # steps that end requests with an error, without a token of such ones in between
 TRIAL = "trial"  # id of the request that then tells whether the engine fails, or those requests
 
 _FIRST_TRIAL = Request(TRIAL, (0,), SamplingParams(max_tokens=1), datetime.fromtimestamp(0, UTC))
@@ -91,6 +91,7 @@ class EngineRunner:
         self._idle.set()
         self._draining = False
         self._failed_in_a_row = 0
+        self._with_drafts = False  # some of these
         self._succeeded = _FIRST_TRIAL
         self._trial_waits = False
         self._stopping = threading.Event()
@@ -177,13 +178,15 @@ class EngineRunner:
         self._count_failure(outputs)
 
     def _count_failure(self, outputs: list[RequestOutput]) -> None:
-        reasons = [each.finished.finish_reason for each in outputs if each.finished is not None]
-        if any(output.token_ids for output in outputs):
-            self._failed_in_a_row = 0
+        failed = [each for each in outputs if each.finished and each.finished.finish_reason == "error"]
+        # A request without drafts succeeds also where the draft is what fails.
+        if any(each.token_ids and (each.has_draft or not self._with_drafts) for each in outputs):
+            self._failed_in_a_row, self._with_drafts = 0, False
             if self._trial_waits:  # for these, and new ones for it
                 self._engine.abort(TRIAL)
-        elif "error" in reasons:
+        elif failed:
             self._failed_in_a_row += 1
+            self._with_drafts |= any(each.has_draft for each in failed)
         for output in outputs:
             if output.finished is not None and output.finished.finish_reason in ("stop", "length"):
                 self._succeeded = output.finished.request
@@ -205,6 +208,7 @@ class EngineRunner:
     def _end_trial(self, finished: FinishedRequest) -> None:
         """Raises EngineBroken where it failed."""
         failed, self._failed_in_a_row, self._trial_waits = self._failed_in_a_row, 0, False
+        self._with_drafts = False
         if finished.finish_reason == "error":
             raise EngineBroken(
                 f"the last {failed} steps all ended their requests with an error, and so does a trial of the "

@@ -14,7 +14,9 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 from driftguard_engine.core import DraftInfo
+from driftguard_engine.engine import Engine
 from driftguard_engine.server import app as server_app
 from driftguard_engine.server.app import ServeOptions
 from driftguard_engine.server.dependencies import TOKENIZED_AT_ONCE
@@ -137,6 +139,25 @@ def test_one_client_whose_every_request_fails_does_not_end_the_engine(
         assert client.get("/health").status_code == 200
         assert client.post("/v1/completions", json={"prompt": "a"}).status_code == 200
         assert 'reason="error"} 45.0' in client.get("/metrics").text  # those of the engine's own are none
+
+
+@pytest.mark.usefixtures("dead_for_long")
+def test_a_draft_whose_every_step_fails_ends_the_engine_whatever_is_answered_without_it(
+    real_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise torch.OutOfMemoryError("no memory left for the draft")
+
+    assert real_engine._drafts.drafter is not None
+    monkeypatch.setattr(real_engine._drafts.drafter, "draft", fail)
+    asked: dict[str, Any] = {"prompt": "a", "max_tokens": 4}
+    with served(real_engine) as client:
+        for _ in range(20):  # as a probe of the target does, between the requests of users
+            plain = client.post("/v1/completions", json=asked | {"num_speculative_tokens": 0})
+            assert plain.status_code == 200
+            failed = client.post("/v1/completions", json=asked)
+            assert "no memory left for the draft" in failed.json()["error"]["message"]
+        wait_until(lambda: client.get("/health").status_code == 503, "the engine is given up")
 
 
 @pytest.mark.usefixtures("dead_for_long")
