@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -19,6 +20,8 @@ LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 SECRET_VARIABLES: Final = ("DRIFTGUARD_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 # Proxies to the sidecar and the hub; httpx and the hub's client read both spellings.
 ADDRESS_VARIABLES: Final = ("HF_ENDPOINT", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+MOST_ALIKE: Final = 10  # lines of one kind in a minute
+MINUTE_SECONDS: Final = 60.0
 
 
 def secrets_of(environment: Mapping[str, str], sidecar: str | None, api_key_hash: str | None) -> Secrets:
@@ -37,6 +40,32 @@ def _secrets(environment: Mapping[str, str], sidecar: str | None, api_key_hash: 
     home = environment.get("HF_HOME") or f"{caches}/huggingface"
     with suppress(OSError, UnicodeDecodeError, RuntimeError):  # most users have no such file
         yield Path(environment.get("HF_TOKEN_PATH") or f"{home}/token").expanduser().read_text().strip()
+
+
+class FloodFilter(logging.Filter):
+    """Lets MOST_ALIKE lines of one kind through in a minute, and the next one says how many were left out.
+
+    What fails in one step may fail in every step, for each request. A kind is a message without its values.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._ends_at = clock() + MINUTE_SECONDS
+        self._seen: dict[tuple[str, str], int] = {}
+        self._left_out: dict[tuple[str, str], int] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if self._clock() >= self._ends_at:
+            self._ends_at = self._clock() + MINUTE_SECONDS
+            self._left_out = {kind: seen - MOST_ALIKE for kind, seen in self._seen.items()}
+            self._seen = {}
+        kind = record.name, str(record.msg)
+        seen = self._seen[kind] = self._seen.get(kind, 0) + 1
+        if (left_out := self._left_out.pop(kind, 0)) > 0:
+            record.msg = f"{record.getMessage()} ({left_out} more of this kind were not logged)"
+            record.args = ()
+        return seen <= MOST_ALIKE
 
 
 def configure_logs(level: str, secrets: Secrets) -> None:
@@ -70,5 +99,7 @@ def configure_logs(level: str, secrets: Secrets) -> None:
     )
     # uvicorn and the libraries use logging; only their warnings matter to an operator
     logging.basicConfig(level=logging.WARNING)
+    flood = FloodFilter()
     for handler in logging.getLogger().handlers:
+        handler.addFilter(flood)
         handler.setFormatter(MaskingFormatter(secrets, "%(asctime)s %(levelname)s %(name)s %(message)s"))

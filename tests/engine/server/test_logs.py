@@ -13,7 +13,13 @@ from urllib.parse import quote
 
 import pytest
 import structlog
-from driftguard_engine.server.logs import ADDRESS_VARIABLES, SECRET_VARIABLES, configure_logs, secrets_of
+from driftguard_engine.server.logs import (
+    ADDRESS_VARIABLES,
+    SECRET_VARIABLES,
+    FloodFilter,
+    configure_logs,
+    secrets_of,
+)
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -107,3 +113,32 @@ def test_a_log_on_a_terminal_has_colours_unless_told_not_to(
         configure_logs("info", Secrets([]))
         structlog.get_logger().info("started")
     assert ("\x1b[" in terminal.getvalue()) == is_coloured
+
+
+def test_what_fails_in_every_step_does_not_fill_the_disk_with_its_log() -> None:
+    logging.getLogger().handlers[:] = []
+    with redirect_stderr(StringIO()) as out:
+        configure_logs("info", Secrets([]))
+        for step in range(1_000):
+            logging.getLogger("a.drafter").error("no usable logits: %d of %d drafts", step % 4, 4)
+        logging.getLogger("a.drafter").error("something else")
+    lines = out.getvalue().splitlines()
+    assert 1 < len(lines) < 50
+    assert "something else" in lines[-1]
+
+
+def test_how_many_lines_of_a_kind_were_left_out_is_told_in_the_next_minute() -> None:
+    now = 0.0
+    flood = FloodFilter(lambda: now)
+
+    def told(event: str, *values: int) -> str | None:
+        record = logging.LogRecord("a.drafter", logging.ERROR, "", 0, event, values, None)
+        return record.getMessage() if flood.filter(record) else None
+
+    shown = [told("%d failed", step) for step in range(25)]
+    assert shown == [*(f"{step} failed" for step in range(10)), *[None] * 15]
+    assert told("another") == "another"
+    now = 61.0
+    assert told("%d failed", 25) == "25 failed (15 more of this kind were not logged)"
+    assert told("%d failed", 26) == "26 failed"
+    assert told("another") == "another"
