@@ -511,6 +511,7 @@ class Engine:
         given = {row.request.request_id: Given(row.draft_count, each.accepted) for row, each in outcomes}
         for row, outcome in outcomes:
             if outcome.error is not None:
+                logger.error("request %s ends with an error: %s", row.request.request_id, outcome.error)
                 outputs.append(self._fail(row, outcome.error))
                 continue
             try:

@@ -178,17 +178,22 @@ def patch_decode(
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_only_the_request_without_usable_logits_ends(
-    new_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch, ahead: bool
+def test_only_the_request_without_usable_logits_ends_and_the_log_names_it(
+    new_engine: Callable[..., Engine],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    ahead: bool,
 ) -> None:
     engine = new_engine(ahead=ahead)
     asked = [request(name, [5, 6, place]) for place, name in enumerate("abc")]
     expected = tokens(engine, *asked)
     assert isinstance(engine._target.model, LlamaModel)
     patch_decode(monkeypatch, engine._target.model, 1, lambda logits: logits.fill_(torch.nan))
-    done = serve(engine, *asked)
+    with caplog.at_level(logging.ERROR):
+        done = serve(engine, *asked)
     assert done["b"].finish_reason == "error"
     assert "no usable logits" in (done["b"].error or "")
+    assert "request b ends with an error: the model gave no usable logits" in caplog.text
     assert {name: done[name].output_token_ids for name in "ac"} == {name: expected[name] for name in "ac"}
 
 
