@@ -76,6 +76,7 @@ def main(models: ModelOptions, limits: LimitOptions, server: ServerOptions, side
 
     from driftguard_engine.core import EngineError
     from driftguard_engine.drafters import unended_starts
+    from driftguard_engine.drafters.state_file import StateInUse, lock_state
     from driftguard_engine.engine import Engine
     from driftguard_engine.server.app import ServeOptions, serve
     from driftguard_engine.server.cores import usable_cores
@@ -86,6 +87,10 @@ def main(models: ModelOptions, limits: LimitOptions, server: ServerOptions, side
         # Threads that spin until the last of them is done wait for long where it has no core to run on.
         config = replace(config, threads=max(min(torch.get_num_threads(), usable_cores() - 1), 1))
     state_dir = config.state_dir
+    try:
+        lock = None if state_dir is None else lock_state(state_dir)
+    except (StateInUse, InvalidConfig) as error:
+        _refuse(str(error), FAILED)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.default_int_handler)  # raises KeyboardInterrupt, until it serves
     try:
@@ -114,6 +119,8 @@ def main(models: ModelOptions, limits: LimitOptions, server: ServerOptions, side
         code = 0
         if state_dir is not None:
             unended_starts.end(state_dir)
+    if lock is not None:
+        lock.close()
     raise typer.Exit(code)
 
 

@@ -222,7 +222,7 @@ class ServerOptions:
     ] = None
     server_name: Annotated[str, _option("This server's name in its records.", SERVER)] = "engine"
     state_dir: Annotated[
-        Path | None, _option("Directory that keeps the promoted draft over restarts.", SERVER)
+        Path | None, _option("Directory that keeps the promoted draft over restarts; one per engine.", SERVER)
     ] = None
     shutdown_seconds: Annotated[
         float, _option("On SIGTERM, seconds that running requests get to finish.", SERVER)

@@ -224,6 +224,31 @@ def test_a_promoted_draft_with_which_it_is_killed_three_times_is_given_up(
     assert not info["activated"]
 
 
+def test_engines_that_share_a_state_directory_do_not_give_up_the_draft_of_the_first(
+    models: Path, tmp_path: Path
+) -> None:
+    state_dir = tmp_path / "state"
+    saved = SavedDraft(f"{models / 'target'} draft_model {models / 'poor'}", str(models / "good"), "better")
+    save_draft(state_dir, saved)
+    with engine_process(models, "--state-dir", str(state_dir)) as (process, _, ready):
+        assert "draft_version=better" in ready
+        counted = (state_dir / unended_starts.FILE_NAME).read_bytes()
+        for start in range(4):
+            own = tmp_path / f"start {start}"
+            own.mkdir()
+            code, error = refused(models, own, "--port", "0", "--state-dir", str(state_dir))
+            assert code == 1
+            assert error == (
+                f"driftguard engine: state_dir: another engine uses {state_dir}; give each its own\n"
+            )
+        assert saved_version(state_dir) == "better"
+        assert (state_dir / unended_starts.FILE_NAME).read_bytes() == counted
+        process.kill()
+        process.wait()
+    with engine_process(models, "--state-dir", str(state_dir)) as (_, _, ready):
+        assert "draft_version=better" in ready
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_end_on_request_while_it_loads_is_none_of_these_times_either(
     models: Path, tmp_path: Path, number: signal.Signals
