@@ -36,7 +36,11 @@ class CaptureSender:
 
     def __init__(self, url: str, api_key: str | None) -> None:
         self._http = httpx.Client(
-            base_url=url, headers=protocol.headers(api_key), timeout=protocol.TIMEOUT, trust_env=False
+            base_url=url,
+            headers=protocol.headers(api_key),
+            timeout=protocol.TIMEOUT,
+            trust_env=False,
+            verify=protocol.authorities(),
         )
         self._waiting: deque[Captured] = deque(maxlen=MOST_WAITING)
         self._most_at_once = MOST_AT_ONCE

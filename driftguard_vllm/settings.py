@@ -47,6 +47,10 @@ class PluginSettings:
             protocol.address_of(sidecar)
         except ValueError as error:
             raise BadEnvironment(f"{PREFIX}SIDECAR: {error}") from None
+        try:
+            protocol.authorities()
+        except ValueError as error:
+            raise BadEnvironment(str(error)) from None
         return cls(
             sidecar=sidecar,
             server=given.get("SERVER") or socket.gethostname(),

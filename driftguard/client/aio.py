@@ -44,6 +44,7 @@ class AsyncClient:
             headers=protocol.headers(api_key),
             timeout=protocol.TIMEOUT,
             trust_env=False,
+            verify=protocol.authorities(),
         )
         self._linger_seconds = linger_seconds
         self._buffer = Buffer(max_buffered, max_batch)

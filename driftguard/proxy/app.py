@@ -45,6 +45,10 @@ def run_proxy(settings: ProxySettings, api_key: str | None) -> None:
         protocol.headers(api_key)
     except ValueError as error:
         raise BadSettings(f"DRIFTGUARD_API_KEY: {error}") from None
+    try:
+        protocol.authorities()
+    except ValueError as error:
+        raise BadSettings(str(error)) from None
     raise_limit()
     collect_garbage_rarely()
     all_listeners = listeners_of(

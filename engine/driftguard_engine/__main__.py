@@ -81,7 +81,7 @@ def main(models: ModelOptions, limits: LimitOptions, server: ServerOptions, side
     from driftguard_engine.server.app import ServeOptions, serve
     from driftguard_engine.server.cores import usable_cores
     from driftguard_engine.telemetry.spool import SpoolError
-    from driftguard_engine.telemetry.telemetry import Telemetry
+    from driftguard_engine.telemetry.telemetry import Telemetry, UnreadableAuthorities
 
     if config.threads is None and THREADS_VARIABLE not in os.environ:
         # Threads that spin until the last of them is done wait for long where it has no core to run on.
@@ -111,7 +111,7 @@ def main(models: ModelOptions, limits: LimitOptions, server: ServerOptions, side
         code = serve(engine, telemetry, listener, options)
         if code == 0 and state_dir is not None:
             unended_starts.end(state_dir)
-    except (CannotListen, EngineError, SpoolError, InvalidConfig) as error:
+    except (CannotListen, EngineError, SpoolError, InvalidConfig, UnreadableAuthorities) as error:
         if state_dir is not None:
             unended_starts.end(state_dir)
         _refuse(secrets.masked(str(error)), FAILED)

@@ -36,6 +36,7 @@ from tests.client.both import MakeClient, making
 from tests.client.foreign_answers import FOREIGN_ANSWERS
 from tests.pipeline.sidecar import running_sidecar
 from tests.store.samples import make_records
+from tests.tls import tls_sidecar
 
 
 @pytest.fixture(params=["sync", "asyncio"])
@@ -71,6 +72,29 @@ def test_what_is_sent_arrives_once_however_often_it_is_sent(
     client.close(timeout_seconds=60)
     assert stored(database) == ids(records)
     assert (client.counts.sent, client.counts.waiting, client.counts.dropped) == (130, 0, 0)
+
+
+def test_a_sidecar_is_trusted_by_the_authority_that_the_environment_names(
+    make: MakeClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = make_records(1)
+    with tls_sidecar(tmp_path) as sidecar:
+        with pytest.raises(SidecarUnavailable, match="certificate verify failed"):
+            make(sidecar.url).post(records)
+        monkeypatch.setenv("SSL_CERT_FILE", str(sidecar.authority))
+        make(sidecar.url).post(records)
+    assert sidecar.paths == ["/api/v1/records"]
+
+
+def test_an_authority_that_cannot_be_read_is_refused_by_name(
+    make: MakeClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for file, content in ((tmp_path / "none.pem", None), (tmp_path / "no.pem", "no certificate")):
+        if content is not None:
+            file.write_text(content)
+        monkeypatch.setenv("SSL_CERT_FILE", str(file))
+        with pytest.raises(ValueError, match=f"^SSL_CERT_FILE: no certificates in {file}"):
+            make("https://localhost:1")
 
 
 def test_a_batch_that_is_too_large_is_sent_in_parts(

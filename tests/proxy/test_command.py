@@ -156,3 +156,12 @@ def test_a_key_that_no_header_can_hold_is_named_and_not_shown(
     test_what_is_missing_or_wrong_is_named(
         ["--upstream", "http://h"], "DRIFTGUARD_API_KEY: api_key: not a key", monkeypatch, capsys
     )
+
+
+def test_authorities_that_cannot_be_read_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", "/nowhere/ca.pem")
+    test_what_is_missing_or_wrong_is_named(
+        ["--upstream", "http://h"], "SSL_CERT_FILE: no certificates in /nowhere/ca.pem", monkeypatch, capsys
+    )

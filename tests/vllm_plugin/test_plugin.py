@@ -25,6 +25,7 @@ from driftguard_vllm.settings import NAMES, PREFIX, BadEnvironment, PluginSettin
 from tests.alerting.http_receiver import wait_until
 from tests.pipeline.sidecar import running_sidecar
 from tests.store.samples import make_records
+from tests.tls import tls_sidecar
 from tests.vllm_plugin.fake_vllm import Request, SamplingParams, Scheduler, installed
 
 
@@ -124,6 +125,17 @@ def test_token_ids_are_sent_of_all_requests_until_the_sidecar_forbids_it(
         wait_until(lambda: "the sidecar keeps no token ids" in caplog.text, "the warning")
         scheduler.shutdown()
     assert len(records(sidecar, 1)) == 1
+
+
+def test_token_ids_reach_a_sidecar_by_the_authority_that_the_environment_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tls_sidecar(tmp_path) as sidecar:
+        monkeypatch.setenv("SSL_CERT_FILE", str(sidecar.authority))
+        captures = CaptureSender(sidecar.url, None)
+        captures.send(make_records(1)[0], [1, 2], [3])
+        captures.close(60.0)
+    assert sidecar.paths == ["/api/v1/captures"]
 
 
 def test_token_ids_that_are_too_large_for_one_body_are_sent_in_parts() -> None:

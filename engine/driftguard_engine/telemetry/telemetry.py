@@ -9,6 +9,8 @@ the kernel had not written to the disk yet.
 from __future__ import annotations
 
 import asyncio
+import os
+import ssl
 import threading
 import time
 from collections import deque
@@ -37,6 +39,10 @@ JOIN_GRACE_SECONDS = 5.0  # a name look-up in progress cannot be cancelled
 REQUEST_TIMEOUT = httpx.Timeout(30.0, connect=2.0)  # the sidecar answers after its commit
 MAX_CAPTURE_BYTES = 16_000_000
 NO_DRAFT = "none"
+
+
+class UnreadableAuthorities(Exception):
+    """SSL_CERT_FILE: no certificates in {file} ({why})"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +94,16 @@ def record_of(finished: FinishedRequest, record_id: UUID, server: str, target: s
     )
 
 
+def _authorities() -> ssl.SSLContext:
+    """By which an https:// sidecar is trusted: SSL_CERT_FILE and SSL_CERT_DIR of the environment, else those
+    of certifi. Raises UnreadableAuthorities."""
+    try:
+        return httpx.create_ssl_context()
+    except OSError as error:  # ssl's own errors too
+        file = os.environ.get("SSL_CERT_FILE")
+        raise UnreadableAuthorities(f"SSL_CERT_FILE: no certificates in {file} ({error})") from error
+
+
 def _capture_line(finished: FinishedRequest, record: AcceptanceRecord) -> bytes:
     return msgspec.json.encode(
         {
@@ -130,10 +146,12 @@ class Telemetry:
         max_spool_bytes: int = 64_000_000,
         send_every_seconds: float = 1.0,
     ) -> None:
-        """Raises SpoolError (the directory cannot be used, or another engine has it), ValueError."""
+        """Raises SpoolError (the directory cannot be used, or another engine has it), ValueError,
+        UnreadableAuthorities."""
         if not 0 <= capture_fraction <= 1:
             raise ValueError(f"capture_fraction: {capture_fraction} is not between 0 and 1")
         self._url = url.rstrip("/") if url else None
+        self._authorities = _authorities() if url else None
         self._server = server
         self._target = target
         self._api_key = api_key
@@ -218,7 +236,11 @@ class Telemetry:
         # A sidecar beside the engine is never reached through the environment's proxy.
         is_beside = is_loopback(urlsplit(url).hostname or "")
         async with httpx.AsyncClient(
-            base_url=url, headers=headers, timeout=REQUEST_TIMEOUT, trust_env=not is_beside
+            base_url=url,
+            headers=headers,
+            timeout=REQUEST_TIMEOUT,
+            trust_env=not is_beside,
+            verify=self._authorities or True,
         ) as client:
             records = Lane(client, "/api/v1/records", self._records, self._record_counts)
             captures = Lane(client, "/api/v1/captures", self._captures, self._capture_counts)

@@ -17,12 +17,13 @@ import pytest
 from driftguard_engine.telemetry import sender
 from driftguard_engine.telemetry import telemetry as telemetry_module
 from driftguard_engine.telemetry.spool import SpoolError
-from driftguard_engine.telemetry.telemetry import Telemetry
+from driftguard_engine.telemetry.telemetry import Telemetry, UnreadableAuthorities
 
 from driftguard.records import decode_record
 from tests.client.foreign_answers import FOREIGN_ANSWERS
 from tests.engine.server.serving import PATIENCE_SECONDS, Receiver, Reply, unserved_port, wait_until
 from tests.engine.telemetry.finished import finished_request
+from tests.tls import tls_sidecar
 
 CAPTURES = "/api/v1/captures"
 
@@ -392,6 +393,29 @@ def test_an_unusable_spool_directory_is_refused_by_name(tmp_path: Path) -> None:
     file.touch()
     with pytest.raises(SpoolError, match=f"{file}/spool: cannot be used"):
         Telemetry("http://127.0.0.1:1", file / "spool", "engine-1", "big")
+
+
+def test_records_reach_a_sidecar_beside_the_engine_by_the_authority_that_the_environment_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tls_sidecar(tmp_path) as sidecar:
+        monkeypatch.setenv("SSL_CERT_FILE", str(sidecar.authority))
+        with sending(sidecar.url, None) as telemetry:
+            telemetry.finished(finished_request(0))
+            wait_until(lambda: telemetry.state.records.sent == 1, "the record is stored")
+    assert sidecar.paths == ["/api/v1/records"]
+
+
+@pytest.mark.parametrize("content", [None, "no certificate"])
+def test_authorities_that_cannot_be_read_are_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
+) -> None:
+    file = tmp_path / "authority.pem"
+    if content is not None:
+        file.write_text(content)
+    monkeypatch.setenv("SSL_CERT_FILE", str(file))
+    with pytest.raises(UnreadableAuthorities, match=f"^SSL_CERT_FILE: no certificates in {file}"):
+        Telemetry("https://sidecar", tmp_path / "spool", "engine-1", "big")
 
 
 def test_without_a_url_nothing_happens(tmp_path: Path) -> None:
