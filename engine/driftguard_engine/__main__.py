@@ -45,6 +45,10 @@ def main(models: ModelOptions, limits: LimitOptions, server: ServerOptions, side
 
     Stop it with SIGTERM or Ctrl+C: running requests finish first, unsent records stay in the spool.
     """
+    # Nothing is to be ended yet. Process 1, as in a container, would ignore a signal that nobody handles.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: os._exit(0))
+
     # Heavy imports wait until the options are checked, so that --help and usage errors answer at once.
     from driftguard_engine.config import InvalidConfig
     from driftguard_engine.server.auth import (

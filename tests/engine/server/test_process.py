@@ -224,6 +224,37 @@ def test_a_promoted_draft_with_which_it_is_killed_three_times_is_given_up(
     assert not info["activated"]
 
 
+STOPPED_WHILE_IT_IMPORTS = """
+import os, signal, sys
+from driftguard_engine.__main__ import app
+
+class StopsAtTorch:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+sys.meta_path.insert(0, StopsAtTorch())
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as of process 1 in a container that sets nothing else
+app(sys.argv[1:])
+"""
+
+
+def test_an_end_on_request_while_it_imports_is_obeyed_in_a_container_too(models: Path) -> None:
+    arguments = engine_options(models, "--port", "0")
+    with subprocess.Popen(
+        [sys.executable, "-c", STOPPED_WHILE_IT_IMPORTS, *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    ) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == ""
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+
+
 def test_engines_that_share_a_state_directory_do_not_give_up_the_draft_of_the_first(
     models: Path, tmp_path: Path
 ) -> None:
