@@ -103,11 +103,14 @@ class EngineServer(uvicorn.Server):
         if self.started and sockets:
             host, port = sockets[0].getsockname()[:2]
             target, draft = self._engine.target_name, self._engine.draft
-            print(
-                f"engine ready on {url_of(host, port)} target={target} draft={draft.name} "
-                f"draft_version={draft.version} method={draft.method}",
-                flush=True,
-            )
+            with contextlib.suppress(
+                OSError
+            ):  # the disk is full, or its reader has gone: it serves all the same
+                print(
+                    f"engine ready on {url_of(host, port)} target={target} draft={draft.name} "
+                    f"draft_version={draft.version} method={draft.method}",
+                    flush=True,
+                )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         log.info("shutting down", limit_seconds=self._options.shutdown_limit_seconds)

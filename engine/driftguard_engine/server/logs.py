@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO, cast
 
 import structlog
 from structlog.typing import EventDict, Processor
@@ -40,6 +40,23 @@ def _secrets(environment: Mapping[str, str], sidecar: str | None, api_key_hash: 
     home = environment.get("HF_HOME") or f"{caches}/huggingface"
     with suppress(OSError, UnicodeDecodeError, RuntimeError):  # most users have no such file
         yield Path(environment.get("HF_TOKEN_PATH") or f"{home}/token").expanduser().read_text().strip()
+
+
+class _Unfailing:
+    """Of a stream: what cannot be written, as on a full disk or to a reader that has gone, is left out."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        with suppress(OSError, ValueError):  # the latter: it is closed
+            if self._stream is not None:
+                self._stream.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            if self._stream is not None:
+                self._stream.flush()
 
 
 class FloodFilter(logging.Filter):
@@ -79,7 +96,7 @@ def configure_logs(level: str, secrets: Secrets) -> None:
         }
 
     render: Processor = structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"])
-    if sys.stderr.isatty():
+    if sys.stderr is not None and sys.stderr.isatty():
         render = structlog.dev.ConsoleRenderer(
             colors=not os.environ.get("NO_COLOR"), exception_formatter=structlog.dev.plain_traceback
         )
@@ -94,7 +111,8 @@ def configure_logs(level: str, secrets: Secrets) -> None:
             render,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),  # a line and its end at once
+        # A line and its end at once. Else an error of the log would end who logs, as the thread that sends.
+        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", _Unfailing(sys.stderr))),
         cache_logger_on_first_use=True,
     )
     # uvicorn and the libraries use logging; only their warnings matter to an operator

@@ -6,7 +6,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, suppress
 from io import StringIO
 from pathlib import Path
 from urllib.parse import quote
@@ -142,3 +142,22 @@ def test_how_many_lines_of_a_kind_were_left_out_is_told_in_the_next_minute() -> 
     assert told("%d failed", 25) == "25 failed (15 more of this kind were not logged)"
     assert told("%d failed", 26) == "26 failed"
     assert told("another") == "another"
+
+
+def test_a_log_that_cannot_be_written_ends_nobody_who_logs() -> None:
+    """As standard error in a file on a full disk: the thread that sends records logged that, and ended."""
+    logging.getLogger().handlers[:] = []
+    with Path("/dev/full").open("w", buffering=1) as full, redirect_stderr(full):
+        configure_logs("info", Secrets([]))
+        structlog.get_logger("test").warning("the spool cannot be written", error="No space left on device")
+        logging.getLogger("a.library").error("failed")
+        with suppress(OSError):
+            full.close()  # which tries once more
+
+
+def test_a_process_without_standard_error_logs_nothing_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    logging.getLogger().handlers[:] = []
+    monkeypatch.setattr(sys, "stderr", None)
+    configure_logs("info", Secrets([]))
+    structlog.get_logger("test").warning("an event")
+    logging.getLogger("a.library").error("failed")
