@@ -63,9 +63,9 @@ def attempt(
     Raises DatabaseUnavailable where the outcome cannot be stored.
     """
     run_id = begin(job, call.incident_id, len(planned.train))
-    files: Workspace | None = None
+    files = workspace.of_run(job.settings.data_directory, run_id)
     try:
-        files = workspace.create(job.settings.data_directory, run_id)
+        workspace.create(files)
         where = job.info.target_directory
         target = TargetFiles.now(job.info.target, None if where is None else Path(where))
         version, decision, numbers = _make_and_judge(job, kind, run_id, files, call, traffic, planned)
@@ -89,8 +89,7 @@ def attempt(
             told = f"{told}, in {job.settings.data_directory}"
         return end(job, run_id, call.incident_id, "failed", told)
     finally:
-        if files is not None:
-            workspace.remove(files)
+        workspace.remove(files)
     if isinstance(job.engine, EngineAdmin):
         return _activate(job, job.engine, run_id, call, version, decision, numbers)
     return restart.promote(job, job.engine, run_id, call.incident_id, version)

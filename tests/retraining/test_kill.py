@@ -116,7 +116,7 @@ def test_killed_while_training(drifted: Drifted, engine: EngineStub, tmp_path: P
     assert run.reason == f"interrupted while training; draft {drifted.parent} is in service"
     assert engine.calls == []
     assert list((data_dir / "retraining").iterdir()) == []
-    assert not (data_dir / "drafts").exists()
+    assert list((data_dir / "drafts").iterdir()) == []
     assert incident_states(drifted.database, drifted.incident_id) == ["open", "mitigating", "open"]
 
 
@@ -177,6 +177,8 @@ def test_killed_while_training_beside_an_engine_that_is_away(
     traffic = settings.data_directory / "retraining" / str(killed.id) / "train.jsonl"
     traffic.parent.mkdir(parents=True)
     traffic.write_text("{}\n")
+    candidate = settings.data_directory / "drafts" / str(killed.id) / "candidate"
+    candidate.mkdir(parents=True)
     jobs = RetrainingJobs(drifted.database, settings)
     with capture_logs() as logs:
         with retrain_runs.try_lock(drifted.database, "engine-1", "target"):
@@ -190,6 +192,7 @@ def test_killed_while_training_beside_an_engine_that_is_away(
         "interrupted while evaluating; the draft in service is as it was",
     )
     assert not traffic.exists()
+    assert not candidate.parent.exists()
     assert incident_states(drifted.database, drifted.incident_id) == ["open", "mitigating", "open"]
     assert len([line for line in logs if line["event"] == "cannot settle yet"]) == 1
 

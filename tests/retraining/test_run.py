@@ -384,7 +384,7 @@ def test_a_wish_to_stop_ends_the_training(drifted: Drifted, engine: EngineStub, 
     assert outcome.state == "failed"
     assert "stopped on request" in outcome.reason
     assert max(steps) < 1_000
-    assert not (tmp_path / "data" / "drafts").exists()
+    assert list((tmp_path / "data" / "drafts").iterdir()) == []
 
 
 @pytest.mark.parametrize("what", ["target", "serving"])
@@ -546,6 +546,44 @@ def test_a_run_that_no_held_out_request_of_the_change_can_judge_fails_with_that_
         f"they are longer than the models' context: {len(judging)} of changed:{NEW}"
     )
     assert incident_states(database, incident_id) == ["open", "mitigating", "open"]
+
+
+@pytest.mark.usefixtures("training_here")
+def test_drafts_may_be_on_a_file_system_of_their_own(
+    drifted: Drifted, engine: EngineStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a volume that the engines mount too. The second run replaces a draft whose files are damaged."""
+    data_dir, rename = drifted.settings.data_directory, Path.rename
+
+    def within_one(self: Path, target: Path) -> Path:
+        if self.relative_to(data_dir).parts[0] != Path(target).relative_to(data_dir).parts[0]:
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(self), None, str(target))
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", within_one)
+    strict = make_settings(data_dir, engine.url, minimum_gain=0.9)
+    rejected = run_of(drifted, retrain(drifted.database, strict))
+    assert rejected.state == "rejected", rejected.reason
+    made = data_dir / "drafts" / (rejected.candidate_version or "")
+    (made / "config.json").write_text("{}")
+    outcome = retrain(drifted.database, drifted.settings)
+    assert outcome.state == "promoted", outcome.reason
+    assert engine.serving["directory"] == str(made)
+    checksums.verify(made)
+    assert list((data_dir / "drafts").iterdir()) == [made]
+
+
+def test_a_drafts_directory_that_nothing_can_be_kept_in_is_named_before_the_training(
+    drifted: Drifted, engine: EngineStub
+) -> None:
+    data_dir = drifted.settings.data_directory
+    data_dir.mkdir()
+    (data_dir / "drafts").symlink_to("/proc/self")
+    outcome = retrain(drifted.database, drifted.settings)
+    run = run_of(drifted, outcome)
+    assert (run.state, run.progress) == ("failed", None)
+    assert re.search(rf"'{data_dir}/drafts/{run.id}'$", run.reason or "")
+    assert list((data_dir / "retraining").iterdir()) == []
 
 
 def test_a_disk_that_fills_while_traffic_is_written_is_named(

@@ -4,6 +4,9 @@ data_dir/retraining/<run id>/   train.jsonl, replay.jsonl, heldout.jsonl, traini
                                 because captured text must not outlive its retention in a copy
 data_dir/scoring/<incident id>/ served.jsonl, training.log, of a scoring of captured requests: likewise
 data_dir/drafts/<version>/      candidates, also the promoted ones; the version is the weights' hash
+data_dir/drafts/<run id>/       the candidate of a run until its version is known: removed with the run. The
+                                drafts may be on a file system of their own, as a volume that the engines
+                                mount, and are moved as a whole
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """The directory of one run."""
+    """The directories of one run, or of one scoring, which makes no candidate."""
 
     directory: Path
 
@@ -52,15 +55,23 @@ class Workspace:
         return self.directory / "training.log"
 
     @property
+    def making(self) -> Path:
+        return _drafts(self.directory.parent.parent) / self.directory.name
+
+    @property
     def candidate(self) -> Path:
-        return self.directory / "candidate"
+        return self.making / "candidate"
 
 
-def create(data_directory: Path, run_id: UUID) -> Workspace:
-    """Readable by this user only: it holds captured traffic."""
-    directory = _runs(data_directory) / str(run_id)
-    directory.mkdir(parents=True, mode=0o700)
-    return Workspace(directory)
+def of_run(data_directory: Path, run_id: UUID) -> Workspace:
+    """Not created yet."""
+    return Workspace(_runs(data_directory) / str(run_id))
+
+
+def create(workspace: Workspace) -> None:
+    """That of a run. What holds captured traffic is readable by this user only."""
+    workspace.directory.mkdir(parents=True, mode=0o700)
+    workspace.making.mkdir(parents=True)  # now: a training whose candidate cannot be kept is in vain
 
 
 def create_scoring(data_directory: Path, incident_id: UUID) -> Workspace:
@@ -79,21 +90,21 @@ def remove_old_scorings(data_directory: Path, older_than: timedelta) -> None:
 
 
 def remove(workspace: Workspace) -> None:
-    shutil.rmtree(workspace.directory, ignore_errors=True)
-    if workspace.directory.exists():
-        log.error("files of a retraining cannot be removed", directory=str(workspace.directory))
+    for directory in (workspace.directory, workspace.making):
+        shutil.rmtree(directory, ignore_errors=True)
+        if directory.exists():
+            log.error("files of a retraining cannot be removed", directory=str(directory))
 
 
 def draft_directory(data_directory: Path, version: str) -> Path:
-    return data_directory / "drafts" / version
+    return _drafts(data_directory) / version
 
 
 def keep_candidate(workspace: Workspace, destination: Path) -> None:
     """Moves the candidate to its final directory. An existing directory of this version is kept where its
     checksums hold, because it has the same weights; else it is replaced.
     """
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    former = workspace.directory / "former"  # removed with the run
+    former = workspace.making / "former"  # removed with the run
     if destination.exists():
         try:
             checksums.verify(destination)
@@ -107,7 +118,9 @@ def keep_candidate(workspace: Workspace, destination: Path) -> None:
 
 def remove_leftovers(database: Database, data_directory: Path) -> None:
     """Removes the files of killed runs. Those of a run in another database with the same directory stay."""
-    found = {_run_id(path): path for path in _runs(data_directory).glob("*-*-*-*-*")}
+    runs = _runs(data_directory)
+    left = [path for of in (runs, _drafts(data_directory)) for path in of.glob("*-*-*-*-*")]
+    found = {_run_id(path): runs / path.name for path in left}
     with database.session() as session:
         ended = retrain_runs.ended_ids(session, [run_id for run_id in found if run_id is not None])
     for run_id in ended:
@@ -124,7 +137,7 @@ def remove_old_drafts(database: Database, settings: Settings, server: str, targe
         under_way = {run.candidate_version for run in retrain_runs.unended(session) if run.server == server}
         for draft in drafts.removable(session, server, target, keep, oldest):
             directory = Path(draft.directory or "")
-            if draft.version in under_way or directory.parent != settings.data_directory / "drafts":
+            if draft.version in under_way or directory.parent != _drafts(settings.data_directory):
                 continue
             if drafts.uses_of_directory(session, str(directory)) == 1:
                 shutil.rmtree(directory, ignore_errors=True)
@@ -136,6 +149,10 @@ def remove_old_drafts(database: Database, settings: Settings, server: str, targe
 
 def _runs(data_directory: Path) -> Path:
     return data_directory / "retraining"
+
+
+def _drafts(data_directory: Path) -> Path:
+    return data_directory / "drafts"
 
 
 def _scorings(data_directory: Path) -> Path:
