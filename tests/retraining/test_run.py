@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from uuid import NAMESPACE_OID, UUID, uuid5
 
+import psutil
 import pytest
 from driftguard_training.model_directories import model_version
 from sqlalchemy import text
@@ -371,6 +372,31 @@ def test_a_training_that_the_kernel_kills_is_told_so(tmp_path: Path, monkeypatch
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     with pytest.raises(TrainingFailed, match=r"killed by SIGKILL.*memory.*; its log was: \(empty\)"):
         list(process._run([], tmp_path / "log", lambda: False))
+
+
+def test_a_training_ends_with_the_process_that_ties_it_to_its_starter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where that one alone is killed: nobody would take the result."""
+    (tmp_path / "driftguard_training.py").write_text(
+        "import json, os\n"
+        "print(json.dumps({'training': os.getpid(), 'tie': os.getppid()}), flush=True)\n"
+        "while True:\n    print('{}', flush=True)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    looks: list[None] = []
+
+    def has_gone_on_for_long() -> bool:
+        looks.append(None)
+        return len(looks) > 100_000
+
+    events = process._run([], tmp_path / "log", has_gone_on_for_long)
+    started = next(events)
+    family = [psutil.Process(started["tie"]), psutil.Process(started["training"])]
+    family[0].kill()
+    with pytest.raises(TrainingFailed, match="killed by SIGKILL"):
+        list(events)
+    assert psutil.wait_procs(family, timeout=60)[1] == []
 
 
 def test_a_wish_to_stop_ends_the_training(drifted: Drifted, engine: EngineStub, tmp_path: Path) -> None:

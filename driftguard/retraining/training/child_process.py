@@ -3,6 +3,7 @@
 The starter holds the other end of stdin and never writes to it. When the starter dies, however it dies,
 the kernel closes that end, and the whole process group of this process (made with start_new_session) is
 killed. A pipe works on every POSIX system; a parent-death signal is Linux only, and is tied to a thread.
+Where this process alone is killed, the starter kills the rest of the group.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO
 
 _TERMINATE_SECONDS = 5.0
@@ -41,6 +42,11 @@ def tethered(
         _end(process)
 
 
+def was_killed(process: subprocess.Popen[bytes]) -> bool:
+    """Whether this process itself was ended by a signal, so that the command may go on without it."""
+    return (process.poll() or 0) < 0
+
+
 def _end(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGTERM)
@@ -49,6 +55,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+    elif was_killed(process):
+        with suppress(ProcessLookupError):  # the command ended with it
+            os.killpg(process.pid, signal.SIGKILL)
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             pipe.close()

@@ -18,7 +18,7 @@ import msgspec
 from driftguard.diagnosis.serving_gap import Expected
 from driftguard.errors import DriftGuardError
 from driftguard.records import UNREADABLE_JSON
-from driftguard.retraining.training.child_process import tethered
+from driftguard.retraining.training.child_process import tethered, was_killed
 
 _POLL_SECONDS = 0.25  # how soon a request to stop is noticed
 _ERROR_CHARACTERS = 500
@@ -262,6 +262,8 @@ def _lines(process: subprocess.Popen[bytes], should_stop: Callable[[], bool]) ->
         while True:
             if should_stop():
                 raise TrainingStopped("stopped on request")
+            if was_killed(process):
+                return
             if not selector.select(_POLL_SECONDS):
                 continue
             block = os.read(output.fileno(), 65536)
