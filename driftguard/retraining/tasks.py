@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
@@ -82,9 +82,24 @@ class RetrainingJobs:
         return blueprint
 
     def retrain(
-        self, server: str, trigger: Trigger, incident_id: str | None = None, force: bool = False
+        self,
+        server: str,
+        trigger: Trigger,
+        incident_id: str | None = None,
+        force: bool = False,
+        asked_at: str | None = None,
     ) -> str:
-        """Runs one retraining; returns how it ended and why. A failure is stored, not raised."""
+        """Runs one retraining; returns how it ended and why. A failure is stored, not raised.
+
+        `asked_at`: when a person asked for it. Nothing is done where a run has begun since: two ask at once,
+        and while the first job begins, no run tells the second that there is one.
+        """
+        if asked_at is not None:
+            with self._database.session() as session:
+                begun = retrain_runs.begun_since(session, server, datetime.fromisoformat(asked_at))
+            if begun is not None:
+                log.info("retraining left out: one was asked for already", server=server, run=str(begun.id))
+                return f"nothing_to_do: run {begun.id} has begun since this was asked for"
         outcome = retrain(
             self._database,
             self._settings,
@@ -127,12 +142,13 @@ class RetrainingJobs:
         except BadSettings as error:
             raise BadInput(error.detail, field="server") from None
         with self._database.session() as session:
+            now = retrain_runs.now(session)
             running = [
                 run for run in retrain_runs.unended(session) if run.server == name and _lives(session, run)
             ]
         if running:
             raise Conflict(f"a retraining of {name} is {running[0].state}", run_id=str(running[0].id))
-        job_id = defer_retraining(app, name, "manual", force=force)
+        job_id = defer_retraining(app, name, "manual", force=force, asked_at=now)
         if job_id is None:
             raise Conflict(f"a retraining of {name} is queued already")
         return job_id
@@ -233,12 +249,14 @@ def defer_retraining(
     *,
     incident_id: UUID | None = None,
     force: bool = False,
+    asked_at: datetime | None = None,
 ) -> int | None:
     """Queues a retraining; its job's id, or None when one of this server is queued already."""
-    incident = str(incident_id) if incident_id else None
-    return _defer(
-        app, "retrain", {"server": server, "trigger": trigger, "incident_id": incident, "force": force}
-    )
+    arguments: dict[str, Any] = {"server": server, "trigger": trigger, "force": force}
+    arguments["incident_id"] = str(incident_id) if incident_id else None
+    if asked_at is not None:
+        arguments["asked_at"] = asked_at.isoformat()
+    return _defer(app, "retrain", arguments)
 
 
 def _defer(app: procrastinate.App, task: str, arguments: dict[str, Any]) -> int | None:

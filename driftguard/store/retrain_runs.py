@@ -246,6 +246,16 @@ def unended(session: Session) -> list[RetrainRun]:
     return list(session.scalars(select(RetrainRun).where(RetrainRun.state.not_in(ENDED_STATES))))
 
 
+def begun_since(session: Session, server: str, at: datetime) -> RetrainRun | None:
+    """The newest run of this server that has begun since then; one with nothing to do has not."""
+    return session.scalar(
+        select(RetrainRun)
+        .where(RetrainRun.server == server, RetrainRun.started_at >= at, RetrainRun.state != "nothing_to_do")
+        .order_by(RetrainRun.started_at.desc())
+        .limit(1)
+    )
+
+
 def in_states(session: Session, server: str, target: str, states: Sequence[str]) -> list[RetrainRun]:
     """Oldest first."""
     return list(

@@ -212,6 +212,38 @@ def test_a_request_by_hand_is_queued_once(
         jobs.request(queue, "engine-1", force=True)
 
 
+@pytest.mark.parametrize(("state", "times"), [("failed", 1), ("nothing_to_do", 2)])
+def test_two_who_ask_at_once_get_one_retraining(
+    drifted: Drifted,
+    jobs: RetrainingJobs,
+    queue: procrastinate.App,
+    monkeypatch: pytest.MonkeyPatch,
+    state: str,
+    times: int,
+) -> None:
+    """While the job of the first begins, no run tells the second that there is one."""
+    begun: list[bool] = []
+
+    def train(*_: object, force: bool, **__: object) -> RetrainOutcome:
+        begun.append(force)
+        if len(begun) == 1:
+            jobs.request(queue, "engine-1", force=True)
+        run = unended_run(drifted, state)
+        run.ended_at = run.started_at
+        with drifted.database.session() as session:
+            retrain_runs.begin(session, run)
+        return RetrainOutcome("failed", "no training", run_id=run.id)
+
+    monkeypatch.setattr("driftguard.retraining.tasks.retrain", train)
+    jobs.request(queue, "engine-1", force=True)
+    asyncio.run(work(drifted.database, jobs))
+    assert begun == [True] * times
+    assert waiting(drifted.database) == 0
+    jobs.request(queue, "engine-1", force=True)  # a later wish counts
+    asyncio.run(work(drifted.database, jobs))
+    assert len(begun) == times + 1
+
+
 def test_an_engine_that_is_away_is_asked_again(
     drifted: Drifted, queue: procrastinate.App, tmp_path: Path
 ) -> None:
