@@ -209,7 +209,8 @@ def under_way(session: Session, info: EngineInfo) -> str | None:
     """The restart that was ordered and is not proved by a record yet, in words; None: none."""
     for run in retrain_runs.in_states(session, info.server, info.target, retrain_runs.ROLLING_STATES):
         asked = retrain_runs.rollout_of(run)
-        return f"a rollout of draft {asked.version} is under way since {asked.asked_at:%Y-%m-%d %H:%M:%S} UTC"
+        told = f"a rollout of draft {asked.version} is under way since {asked.asked_at:%Y-%m-%d %H:%M:%S} UTC"
+        return told if run.state == "rolling_out" else f"{told}: {run.reason}"
     return None
 
 

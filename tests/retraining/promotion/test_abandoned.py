@@ -15,6 +15,7 @@ from sqlalchemy import update
 
 from driftguard.records.documents.retraining_run import Rollout, Verdict, Watch
 from driftguard.retraining import tasks
+from driftguard.retraining.run import retrain
 from driftguard.retraining.tasks import NAMESPACE, RetrainingJobs
 from driftguard.settings import Settings
 from driftguard.store import announced_drafts, drafts, retrain_runs, sources
@@ -23,7 +24,7 @@ from driftguard.store.job_queue import deferring_connector
 from driftguard.store.sources import SourceState
 from driftguard.store.tables import RetrainRun, Stream
 from tests.retraining import world
-from tests.retraining.restarted import NEW, OLD, SERVER, passed_the_gate, restarted_settings
+from tests.retraining.restarted import NEW, OLD, SERVER, passed_the_gate, restarted_settings, serves
 from tests.retraining.world import incident_of, make_settings, record, store
 
 Stuck = Literal["promoting", "rolling_out", "rolling_back", "worse", "undecided"]
@@ -136,6 +137,12 @@ def test_a_run_of_a_server_that_was_taken_out_of_the_settings_ends_and_says_why(
     assert (ended.state, ended.reason) == ("failed", told)
     assert runs.incident(run) == "open"
     runs.look(jobs)
+    if how in ("rolling_back", "worse"):  # back in the settings, it is retrained from what serves
+        serves(runs.database, NEW)
+        assert retrain(runs.database, runs.settings, force=True).reason == (
+            "only 0 captured requests, 128 needed"
+        )
+        assert runs.run(run).state == "failed"
     assert runs.run(run).ended_at == ended.ended_at
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -300,6 +301,10 @@ def test_a_worse_draft_is_taken_back_by_the_same_command(restarts: Restarts, tmp
     )
     assert refused.incident_id is not None
     assert incident_states(restarts.database, refused.incident_id) == ["open", "mitigating", "open"]
+    forced = run.retrain(restarts.database, settings, force=True)
+    assert forced.state == "nothing_to_do"
+    assert re.match(r"a rollout of draft v1 is under way since .* UTC: draft v2 accepted less", forced.reason)
+    assert "cannot be put back: retraining.promote_command ended with status 1" in forced.reason
     restarts.exits_with(0)
     restarts.change(run_id, "rollout", until=datetime.now(UTC) - timedelta(seconds=1))
     assert restarts.settled(settings, run_id) == "rolling_back"
