@@ -30,11 +30,14 @@ def run(
     if shutil.which(command[0]) is None:
         return Reply("", f"retraining.promote_command: {command[0]} is missing or not executable")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
-    # A file, not a pipe: a process that the command leaves running could keep a pipe open.
-    with tempfile.TemporaryFile() as printed:
-        with tethered(command, printed, subprocess.STDOUT, inherited | order.environment) as process:
-            code = _wait(process, timeout_seconds, should_stop)
-        output = _end_of(printed)
+    try:
+        # A file, not a pipe: a process that the command leaves running could keep a pipe open.
+        with tempfile.TemporaryFile() as printed:
+            with tethered(command, printed, subprocess.STDOUT, inherited | order.environment) as process:
+                code = _wait(process, timeout_seconds, should_stop)
+            output = _end_of(printed)
+    except OSError as error:  # no temporary directory on a full or read-only disk, no memory for a process
+        return Reply("", f"retraining.promote_command cannot be run: {error}")
     if code == 0:
         return Reply(output)
     said = output.strip().splitlines()[-1:] or ["(it printed nothing)"]

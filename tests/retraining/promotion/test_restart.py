@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -186,6 +187,37 @@ def test_a_command_that_fails_fails_the_run_and_keeps_the_draft(
     assert restarts.states() == {OLD: "in_service", NEW: "candidate"}
     assert made.incident_id is not None
     assert incident_states(restarts.database, made.incident_id) == ["open", "mitigating", "open"]
+
+
+NOT_RUN = "retraining.promote_command cannot be run: [Errno 2] No such file or directory: '/nonexistent/"
+
+
+def test_a_command_that_cannot_be_run_for_want_of_a_temporary_directory_fails_the_run(
+    restarts: Restarts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a full or read-only disk."""
+    settings = restarts.settings()
+    made = passed_the_gate(restarts.database, settings)
+    monkeypatch.setattr(tempfile, "tempdir", "/nonexistent")
+    outcome = promote(restarts.database, settings, made.id, made.incident_id)
+    assert (outcome.state, restarts.run(made.id).state) == ("failed", "failed")
+    assert outcome.reason.startswith(NOT_RUN)
+    assert restarts.calls() == []
+
+
+def test_a_rollback_for_want_of_a_temporary_directory_is_told_and_asked_for_again(
+    restarts: Restarts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = restarts.settings()
+    run_id = restarts.watched(settings)
+    restarts.change(run_id, "watch", verdict="worse")
+    monkeypatch.setattr(tempfile, "tempdir", "/nonexistent")
+    assert restarts.settled(settings, run_id) == "rolling_back"
+    assert f"draft v1 cannot be put back: {NOT_RUN}" in (restarts.run(run_id).reason or "")
+    monkeypatch.undo()
+    restarts.change(run_id, "rollout", until=datetime.now(UTC) - timedelta(seconds=1))
+    assert restarts.settled(settings, run_id) == "rolling_back"
+    assert restarts.calls()[-1]["DRIFTGUARD_ACTION"] == "roll_back"
 
 
 def test_a_restart_that_shows_in_no_record_fails_by_name(restarts: Restarts) -> None:
