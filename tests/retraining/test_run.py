@@ -612,6 +612,32 @@ def test_a_drafts_directory_that_nothing_can_be_kept_in_is_named_before_the_trai
     assert list((data_dir / "retraining").iterdir()) == []
 
 
+@pytest.mark.parametrize("where", ["retraining", "drafts"])
+def test_a_directory_that_this_user_may_not_enter_fails_the_run(
+    drifted: Drifted, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    closed, makes, looks = drifted.settings.data_directory / where, Path.mkdir, Path.stat
+
+    def check(path: Path) -> None:
+        if closed in path.parents:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    def mkdir(self: Path, *arguments: Any, **named: Any) -> None:
+        check(self)
+        makes(self, *arguments, **named)
+
+    def stat(self: Path, **named: Any) -> os.stat_result:
+        check(self)
+        return looks(self, **named)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    monkeypatch.setattr(Path, "stat", stat)
+    outcome = retrain(drifted.database, drifted.settings)
+    run = run_of(drifted, outcome)
+    assert (outcome.state, run.state) == ("failed", "failed")
+    assert outcome.reason == f"[Errno 13] Permission denied: '{closed / str(run.id)}'"
+
+
 def test_a_disk_that_fills_while_traffic_is_written_is_named(
     drifted: Drifted, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -107,13 +107,19 @@ def why_unusable(session: Session, draft: Draft | None, version: str) -> str | N
     directory = None if draft is None else draft.directory
     if draft is None or (directory is None and (draft.retrain_run_id or draft.method == "draft_model")):
         return f"the files of draft {version} are gone: {advice}"
-    if directory is None or draft.retrain_run_id is None or not (path := Path(directory)).parent.is_dir():
+    if directory is None or draft.retrain_run_id is None:
         return None
-    if not path.is_dir():
-        return f"the files of draft {version}, in {directory}, are gone: {advice}"
+    told, path = f"the files of draft {version}, in {directory},", Path(directory)
     run = retrain_runs.find(session, draft.retrain_run_id)
     try:
+        if not path.parent.is_dir():
+            return None
+        path.stat()
         checksums.verify_if_known(path, retrain_runs.numbers_of(run).checksums_sha256 if run else None)
+    except FileNotFoundError:
+        return f"{told} are gone: {advice}"
+    except OSError as error:  # as of another user's directory
+        return f"{told} cannot be read ({error.strerror}): {advice}"
     except checksums.DraftChanged as changed:
         return f"{changed.detail}: {advice}"
     return None

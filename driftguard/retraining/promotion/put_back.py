@@ -88,7 +88,7 @@ def _put_back(admin: EngineAdmin, lost: Draft, digest: str | None) -> tuple[Engi
     away."""
     directory = Path(lost.directory or "")
     try:
-        if directory.is_dir():  # else the engine alone sees them, and verifies them
+        if _is_here(directory):  # else the engine alone sees them, and verifies them
             checksums.verify_if_known(directory, digest)
         try:
             admin.load(directory, lost.version)
@@ -100,6 +100,13 @@ def _put_back(admin: EngineAdmin, lost: Draft, digest: str | None) -> tuple[Engi
     except (EngineRefused, checksums.DraftChanged) as error:
         serving = admin.info().draft  # the answer may be lost although the engine acted
         return serving, None if serving.version == lost.version else error.detail
+
+
+def _is_here(directory: Path) -> bool:
+    try:
+        return directory.is_dir()
+    except OSError:  # as where this user may not look
+        return False
 
 
 def _store_given(

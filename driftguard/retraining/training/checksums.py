@@ -42,8 +42,15 @@ def verify(directory: Path, digest: str | None = None) -> None:
 
 def verify_if_known(directory: Path, digest: str | None) -> None:
     """As `verify`, where there is anything to verify by: the digest of a list, or a list."""
-    if digest is not None or (directory / FILE_NAME).exists():
-        verify(directory, digest)
+    path = directory / FILE_NAME
+    if digest is None:
+        try:
+            path.stat()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise _unreadable(path, error.strerror) from None
+    verify(directory, digest)
 
 
 def _listed(directory: Path) -> dict[str, str]:
@@ -52,7 +59,7 @@ def _listed(directory: Path) -> dict[str, str]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise DraftChanged(f"{path} cannot be read ({error})") from None
+        raise _unreadable(path, error) from None
     found = [_LINE.fullmatch(line) for line in lines]
     listed = {match[2]: match[1] for match in found if match is not None}
     if len(listed) != len(lines) or not any(name.endswith(".safetensors") for name in listed):
@@ -65,4 +72,8 @@ def _digest(path: Path) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise DraftChanged(f"{path} cannot be read ({error.strerror})") from None
+        raise _unreadable(path, error.strerror) from None
+
+
+def _unreadable(path: Path, reason: object) -> DraftChanged:
+    return DraftChanged(f"{path} cannot be read ({reason})")

@@ -91,8 +91,7 @@ def remove_old_scorings(data_directory: Path, older_than: timedelta) -> None:
 
 def remove(workspace: Workspace) -> None:
     for directory in (workspace.directory, workspace.making):
-        shutil.rmtree(directory, ignore_errors=True)
-        if directory.exists():
+        if not _is_removed(directory):
             log.error("files of a retraining cannot be removed", directory=str(directory))
 
 
@@ -139,12 +138,21 @@ def remove_old_drafts(database: Database, settings: Settings, server: str, targe
             directory = Path(draft.directory or "")
             if draft.version in under_way or directory.parent != _drafts(settings.data_directory):
                 continue
-            if drafts.uses_of_directory(session, str(directory)) == 1:
-                shutil.rmtree(directory, ignore_errors=True)
-                if directory.exists():
-                    log.error("files of a draft cannot be removed", directory=str(directory))
-                    continue
+            is_last = drafts.uses_of_directory(session, str(directory)) == 1
+            if is_last and not _is_removed(directory):
+                log.error("files of a draft cannot be removed", directory=str(directory))
+                continue
             drafts.forget_directory(session, draft.id)
+
+
+def _is_removed(directory: Path) -> bool:
+    """Removes it. False also where this user may not even look."""
+    shutil.rmtree(directory, ignore_errors=True)
+    try:
+        directory.lstat()
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
+    return False
 
 
 def _runs(data_directory: Path) -> Path:

@@ -374,6 +374,21 @@ def test_no_server_is_restarted_with_a_draft_whose_files_are_gone(restarts: Rest
     assert restarts.calls()[-1]["DRIFTGUARD_DRAFT_PATH"] == str(made_here)
 
 
+def test_no_server_is_restarted_with_a_draft_whose_files_cannot_be_read(
+    restarts: Restarts, tmp_path: Path
+) -> None:
+    """As those of another user; here the name is too long, which no user may pass."""
+    settings = restarts.settings()
+    run_id = restarts.watched(settings)
+    with restarts.database.session() as session:
+        values = {"directory": str(tmp_path / ("x" * 300)), "retrain_run_id": run_id}
+        session.execute(update(Draft).where(Draft.version == OLD).values(values))
+    restarts.change(run_id, "watch", verdict="worse")
+    assert restarts.settled(settings, run_id) == "rolling_back"
+    assert len(restarts.calls()) == 1  # of the promotion
+    assert "x, cannot be read (File name too long): bring them back" in (restarts.run(run_id).reason or "")
+
+
 def test_by_hand_it_is_asked_for_once_and_refused_by_name(restarts: Restarts) -> None:
     settings = restarts.settings()
     run_id = restarts.watched(settings)
