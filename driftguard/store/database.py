@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import psycopg
 import structlog
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.errors import (
     IdleInTransactionSessionTimeout,
     InsufficientPrivilege,
@@ -67,6 +67,9 @@ _UNREACHABLE = (
 # The role may not do it, or there is nothing that it could do it in.
 _REFUSED = (InsufficientPrivilege, InvalidSchemaName)
 _SCHEMES = ("postgres", "postgresql", "postgresql+psycopg")
+# Several hosts as libpq takes them in place of one, one:5432,two:5432, which make_url does not read.
+_HOST: Final = r"(?:\[[^\]/?@]*\]|[^\[\]:,/?@]*)(?::\d*)?"
+_SEVERAL_HOSTS: Final = re.compile(rf"([^/]+://(?:[^/?@]*@)?)({_HOST}(?:,{_HOST})+)((?:[/?].*)?)")
 # A database that may only be read, as a hot standby, refuses it.
 DELETES_NOTHING: Final = text("DELETE FROM alembic_version WHERE false")
 _WORK = "work"  # in `Connection.info`: what the server was last told about
@@ -454,8 +457,9 @@ def upgrade(url: str) -> None:
 
 def parse_url(url: str) -> URL:
     """Accepts postgres://, postgresql://, postgresql+psycopg://. Raises BadSettings; never shows the URL."""
+    rest, hosts = _without_several_hosts(url.strip())  # a file ends in a newline
     try:
-        parsed = make_url(url.strip())  # a file ends in a newline
+        parsed = make_url(rest)
     except (ArgumentError, ValueError):
         raise BadSettings(
             "database_url: not a URL; expected postgresql://user:password@host:port/database"
@@ -470,7 +474,7 @@ def parse_url(url: str) -> URL:
         make_conninfo(**dict.fromkeys(parsed.query, ""))
     except psycopg.ProgrammingError as error:
         raise BadSettings(f"database_url: {_reason(error)}") from None
-    parsed = parsed.set(drivername="postgresql+psycopg")
+    parsed = parsed.set(drivername="postgresql+psycopg", query={**hosts, **parsed.query})
     if "host" in parsed.query:  # host=a:1&host=b:2 is SQLAlchemy's way, and libpq's host=a,b&port=1,2
         host, port = parsed.query["host"], parsed.query.get("port")
         if isinstance(host, str) and isinstance(port, str) and "," not in port:  # which libpq uses for all
@@ -488,6 +492,17 @@ def parse_url(url: str) -> URL:
     if "application_name" not in parsed.query:
         parsed = parsed.update_query_dict({"application_name": "driftguard"})
     return parsed
+
+
+def _without_several_hosts(url: str) -> tuple[str, dict[str, str]]:
+    """(the URL without its hosts, these as the options host and port) where it names several as libpq does;
+    else it is left as it is."""
+    found = _SEVERAL_HOSTS.fullmatch(url)
+    if found is None:
+        return url, {}
+    start, hosts, end = found.groups()
+    named = conninfo_to_dict(f"postgresql://{hosts}/")
+    return f"{start}{end}", {name: str(named[name]) for name in ("host", "port") if name in named}
 
 
 def _connect(

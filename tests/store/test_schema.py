@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from urllib.parse import quote
 from uuid import uuid4
 
 import psycopg
@@ -110,7 +111,14 @@ def test_other_urls_are_refused_without_showing_them(url: str) -> None:
     assert "hunter2" not in caught.value.detail
 
 
-@pytest.mark.parametrize("url", ["postgresql://me:half@hunter2@h/d", "postgresql://me:half@hunt/er2@h:1/d"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://me:half@hunter2@h/d",
+        "postgresql://me:half@hunt/er2@h:1/d",
+        "postgresql://me:half@hunt,er2@h:1/d",
+    ],
+)
 def test_an_unescaped_password_is_explained_without_showing_it(url: str) -> None:
     with pytest.raises(BadSettings, match=r"database_url:.*password.*@ as %40") as caught:
         Database.open(url)
@@ -151,6 +159,10 @@ def test_a_url_out_of_a_file_may_end_in_a_newline() -> None:
         ("postgresql://u@/d?host=one,two&port=1,2", "database 'd' at one:1, two:2"),
         ("postgresql://u@/d?host=one,two&port=6543", "database 'd' at one:6543, two:6543"),
         ("postgresql://u@/d?host=one,two", "database 'd' at one:5432, two:5432"),
+        ("postgresql://u:p,w@one:1,two:2/d?sslmode=prefer", "database 'd' at one:1, two:2"),
+        ("postgresql://u@one,two:2/d", "database 'd' at one:5432, two:2"),
+        ("postgresql+psycopg://u@one,two/d", "database 'd' at one:5432, two:5432"),
+        ("postgresql://[::1]:1,[::2]:2/d", "database 'd' at ::1:1, ::2:2"),
     ],
 )
 def test_a_place_named_by_options_is_told(url: str, place: str) -> None:
@@ -161,12 +173,15 @@ def test_libpq_and_the_pool_find_the_same_of_several_hosts(database_url: str) ->
     """Jobs have connections of libpq alone."""
     parsed = parse_url(database_url)
     host, port = parsed.query["host"], parsed.query.get("port", 5432)
-    several = parsed.difference_update_query(["host", "port"]).render_as_string(hide_password=False)
-    database = Database.open(f"{several}&host=127.0.0.1:1&host={host}:{port}")
-    database.check_schema()
-    with psycopg.connect(database.libpq_url) as connection:
-        assert connection.info.host == host
-    database.close()
+    rest = parsed.difference_update_query(["host", "port"])
+    several = rest.render_as_string(hide_password=False)
+    as_libpq = several.replace("@/", f"@127.0.0.1:1,{quote(str(host), safe='')}:{port}/")
+    for url in (f"{several}&host=127.0.0.1:1&host={host}:{port}", as_libpq):
+        database = Database.open(url)
+        database.check_schema()
+        with psycopg.connect(database.libpq_url) as connection:
+            assert connection.info.host == host
+        database.close()
 
 
 def test_of_several_hosts_each_is_told_why_it_failed(database_url: str) -> None:
