@@ -30,7 +30,7 @@ from driftguard.incidents.opening import NOBODY, Paging
 from driftguard.metrics import Metrics
 from driftguard.records.documents.incident import names_of
 from driftguard.store import examination_evidence, incidents
-from driftguard.store.database import CHORE, EXAMINATION, Database, DatabaseTimeout
+from driftguard.store.database import CHORE, EXAMINATION, Database, is_outage
 from driftguard.store.tables import AwaitedComparison, Incident, Stream
 
 PATIENCE: Final = timedelta(seconds=15)  # from the opening of an incident to its page without a cause
@@ -238,7 +238,7 @@ class Examiner:
         try:
             work()
         except Exception as error:
-            if isinstance(error, DatabaseUnavailable) and not isinstance(error, DatabaseTimeout):
+            if is_outage(error):
                 raise
             pause = min(2.0 * pause, LONGEST_PAUSE_SECONDS)
             self._pauses[what] = (pause, time.monotonic() + pause)

@@ -33,7 +33,7 @@ from driftguard.records import StreamKey
 from driftguard.settings import FalseAlarmScope
 from driftguard.status.fold_watch import FoldWatch
 from driftguard.store import folding, streams
-from driftguard.store.database import CHECK, FOLD, Database, DatabaseTimeout
+from driftguard.store.database import CHECK, FOLD, Database, DatabaseTimeout, is_outage
 from driftguard.store.folding import Progress, StoredRecord, Transaction, read_after, read_of_stream
 from driftguard.store.tables import HeldStream, Stream
 
@@ -133,9 +133,7 @@ class Pipeline:
 
     def _report(self, error: Exception) -> None:
         # Not an outage, which driftguard_database_up tells: its failures would be alerted on after it.
-        if not isinstance(error, DatabaseUnavailable) or (
-            isinstance(error, DatabaseTimeout) and error.reason != "silence"
-        ):
+        if not is_outage(error):
             self._metrics.fold.failures.inc()
         if isinstance(error, DatabaseTimeout):
             self._take_less()

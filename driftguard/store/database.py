@@ -552,6 +552,14 @@ def close_if_read_only(connection: WatchedConnection) -> None:
         connection.close()
 
 
+def is_outage(error: Exception) -> bool:
+    """The database cannot be reached, may not be written, or does not answer. A limit of time that it kept
+    itself is none: what was asked for took too long, or somebody holds a lock."""
+    if isinstance(error, DatabaseTimeout):
+        return error.reason == "silence"
+    return isinstance(error, DatabaseUnavailable)
+
+
 def is_too_slow(error: Exception) -> bool:
     """A statement that the server cancelled, or a lock that it did not get in time: the connection works."""
     return isinstance(_cause(error), (QueryCanceled, LockNotAvailable))

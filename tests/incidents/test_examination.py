@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import select, text
 
 from driftguard.detection import DetectorConfig
+from driftguard.errors import DatabaseUnavailable
 from driftguard.incidents import diagnosing, examination, target_replaced
 from driftguard.incidents.examination import LOOP, Examiner
 from driftguard.incidents.message import summary
@@ -20,7 +21,7 @@ from driftguard.records.documents.incident import IncidentDiagnosis
 from driftguard.retraining.due import why_not
 from driftguard.status.gauges import refresh
 from driftguard.store import folding, incidents
-from driftguard.store.database import Database, Work
+from driftguard.store.database import EXAMINATION, Database, DatabaseTimeout, Work
 from driftguard.store.tables import Incident, Notification, Stream
 from tests.pipeline.examining import PAGER, examine
 from tests.pipeline.traffic import Traffic, store
@@ -159,6 +160,24 @@ def test_an_examination_that_fails_delays_no_page_and_no_fold(
     assert incident.diagnosis is not None
     assert world.severities() == ["warning", "critical"]
     assert "Now critical: examined late: the cause is not known." in summary(incident, stream)
+
+
+def test_a_database_that_goes_silent_meanwhile_is_an_outage_and_no_failure_of_the_examination(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where its primary is frozen: the incident is examined as soon as another one answers."""
+    world = World(database).fallen()
+
+    def silent(*_: object) -> None:
+        raise DatabaseTimeout("there was no answer for 20 s", EXAMINATION, "silence")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(diagnosing, "records_around", silent)
+        with pytest.raises(DatabaseUnavailable, match="no answer"):
+            world.examiner.examine(datetime.now(UTC))
+    assert not world.failures()
+    world.examiner.examine(datetime.now(UTC))
+    assert world.told() == [("firing", "critical")]
 
 
 def test_the_fold_goes_on_while_an_examination_hangs(
