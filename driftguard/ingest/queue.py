@@ -21,7 +21,8 @@ from psycopg import DataError
 from driftguard.errors import BadInput, Busy, DatabaseUnavailable, DriftGuardError
 from driftguard.metrics import Metrics
 from driftguard.records import AcceptanceRecord
-from driftguard.store.database import INGEST, Database, DatabaseTimeout
+from driftguard.store.database import INGEST, Database, DatabaseTimeout, Transaction
+from driftguard.store.partitions import take_ingest_lock
 from driftguard.store.records import BatchResult, insert_batches
 from driftguard.store.streams import StreamRegistry
 
@@ -74,6 +75,7 @@ class IngestQueue:
         self._backoff_seconds = 0.0
         self._max_streams = max_streams
         self._registry = StreamRegistry(max_streams)
+        self._transaction = Transaction()  # of the last write
         self._told_full_at: float | None = None
         metrics.ingest.queued_records.set_function(lambda: self._unacknowledged)
         metrics.ingest.oldest_unacknowledged.set_function(self.oldest_unacknowledged_seconds)
@@ -180,6 +182,7 @@ class IngestQueue:
     def _store(self, group: list[_Submission]) -> None:
         try:
             with self._database.session(INGEST) as session:
+                self._transaction = take_ingest_lock(session, self._transaction)
                 results = insert_batches(
                     session, [item.records for item in group], self._registry, datetime.now(UTC)
                 )

@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from datetime import datetime
+from typing import Any, Final, NamedTuple
 
 import psycopg
 import structlog
@@ -87,6 +88,7 @@ _TAKE_LOCK: Final = text(
               AND holder.usename = current_user
               AND (
                   (holder.pid, holder.xact_start) = (:abandoned_pid, :abandoned_since)
+                  AND holder.wait_event IS DISTINCT FROM 'SyncRep'  -- ended, it would be committed
                   OR holder.state = 'active' AND holder.wait_event = 'ClientRead'
                   AND holder.state_change < clock_timestamp() - make_interval(secs => :silence_seconds)
               )
@@ -522,6 +524,13 @@ def _prepare_connection(connection: psycopg.Connection[Any], _record: object) ->
     apply_settings(connection)
 
 
+class Transaction(NamedTuple):
+    """Of the server."""
+
+    pid: int | None = None
+    since: datetime | None = None
+
+
 def taking_lock(key: int, work: Work) -> TextClause:
     """The statement that takes an advisory lock until the transaction ends, and gives which one that is: the
     server's process id and the time at which it began.
@@ -529,7 +538,7 @@ def taking_lock(key: int, work: Work) -> TextClause:
     It waits for the holder, but ends one that has sent half of a message and no more for longer than `work`
     waits. No limit of the server ends that: a cancelled statement waits for the rest, and the session is not
     idle. Nor do keepalives where a pooler is in between, or a frozen process whose kernel answers them.
-    Executed with `abandoned_pid` and `abandoned_since`, it also ends that transaction, if it is the holder.
+    `take_lock` executes it.
     """
     return _TAKE_LOCK.bindparams(
         bindparam("key", key, BigInteger),
@@ -537,6 +546,14 @@ def taking_lock(key: int, work: Work) -> TextClause:
         bindparam("abandoned_pid", None, Integer),
         bindparam("abandoned_since", None, DateTime(timezone=True)),
     )
+
+
+def take_lock(session: Session, taking: TextClause, before: Transaction = Transaction()) -> Transaction:
+    """Executes `taking_lock`, and returns the transaction that has the lock now. `before`: the caller's last.
+    Should that still have the lock, its connection failed, which the server behind a pooler may not have
+    noticed: then it is ended, unless its commit waits for a standby."""
+    taken = session.execute(taking, {"abandoned_pid": before.pid, "abandoned_since": before.since}).one()
+    return Transaction(*taken[:2])
 
 
 def _expect_a_ping(connection: WatchedConnection | None, _record: object) -> None:

@@ -21,7 +21,14 @@ from sqlalchemy.orm import Session
 
 from driftguard.detection.state.codec import StoredState
 from driftguard.store.by_arrival import of_stream, oldest_first
-from driftguard.store.database import DELETES_NOTHING, FOLD, is_too_slow, taking_lock
+from driftguard.store.database import (
+    DELETES_NOTHING,
+    FOLD,
+    Transaction,
+    is_too_slow,
+    take_lock,
+    taking_lock,
+)
 from driftguard.store.tables import (
     DetectorHistory,
     DetectorState,
@@ -106,19 +113,9 @@ def expect_writable(session: Session) -> None:
     session.execute(DELETES_NOTHING)
 
 
-class Transaction(NamedTuple):
-    """Of the server."""
-
-    pid: int | None = None
-    since: datetime | None = None
-
-
 def lock_fold(session: Session, before: Transaction = Transaction()) -> Transaction:
-    """One fold at a time over all processes; held until the transaction ends, which is returned. `before`:
-    the one of the caller's last fold. Should it still hold the lock, its connection failed, which behind a
-    pooler the server may not have heard of: then it is ended."""
-    taken = session.execute(_LOCK, {"abandoned_pid": before.pid, "abandoned_since": before.since}).one()
-    return Transaction(*taken[:2])
+    """One fold at a time over all processes, until the transaction ends; as `take_lock`."""
+    return take_lock(session, _LOCK, before)
 
 
 class Progress(NamedTuple):

@@ -15,7 +15,7 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from driftguard.settings import RetentionSettings
-from driftguard.store.database import INGEST, taking_lock
+from driftguard.store.database import INGEST, Transaction, take_lock, taking_lock
 from driftguard.store.rollup_tiers import Resolution
 
 _INGEST_LOCK = taking_lock(0x6472696674_02, INGEST)  # "drift" + 2
@@ -74,9 +74,9 @@ OF_TIERS: Final[dict[Resolution, PartitionedTable]] = {
 _PARTITIONED: Final = (RECORDS, *OF_TIERS.values())
 
 
-def take_ingest_lock(session: Session) -> None:
-    """One writer at a time until this transaction ends, so that `seq` rises in commit order."""
-    session.execute(_INGEST_LOCK)
+def take_ingest_lock(session: Session, before: Transaction = Transaction()) -> Transaction:
+    """One writer at a time until the transaction ends, so that `seq` rises as they commit; as `take_lock`."""
+    return take_lock(session, _INGEST_LOCK, before)
 
 
 def oldest_kept(now: datetime, retention: RetentionSettings) -> datetime:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 
@@ -13,12 +14,15 @@ import pytest
 from sqlalchemy import text
 
 from driftguard.detection import DetectorConfig
+from driftguard.errors import DatabaseUnavailable
+from driftguard.ingest import queue
+from driftguard.ingest.queue import IngestQueue
 from driftguard.metrics import Metrics
 from driftguard.pipeline import fold_loop
 from driftguard.pipeline.fold_loop import Pipeline
-from driftguard.store import captures, folding, partitions
+from driftguard.store import captures, folding, partitions, records
 from driftguard.store.captures import CapturedRequest, insert_captures
-from driftguard.store.database import Database, DatabaseTimeout, Work, taking_lock
+from driftguard.store.database import Database, DatabaseTimeout, Transaction, Work, take_lock, taking_lock
 from driftguard.store.records import insert_batches
 from driftguard.store.streams import StreamRegistry
 from tests.alerting.http_receiver import wait_until
@@ -62,9 +66,8 @@ def test_records_are_stored_although_another_sender_of_them_went_silent(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(partitions, "_INGEST_LOCK", taking_lock(KEY, SHORT))
-    records = make_records(10)
     with silent_holder(database), database.session(LONG) as session:
-        (stored,) = insert_batches(session, [records], StreamRegistry(), datetime.now(UTC))
+        (stored,) = insert_batches(session, [make_records(10)], StreamRegistry(), datetime.now(UTC))
     assert stored.accepted == 10
 
 
@@ -96,6 +99,56 @@ def test_the_fold_goes_on_although_the_network_ended_between_two_of_its_statemen
             pipeline.fold_batch()
         monkeypatch.setattr(hole, "hold", lambda *_, **__: None)
         assert pipeline.fold_batch() == 10
+
+
+def test_records_are_stored_although_the_network_ended_between_two_statements_of_the_last_ones(
+    database: Database, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "INGEST", Work("ingest", statement_seconds=3, lock_seconds=2, idle_seconds=60))
+    with ExitStack() as stack:
+        hole = stack.enter_context(black_hole(database_url))
+        far = Database.open(hole.url)
+        stack.callback(far.close)
+
+        def swallow(*_: object) -> None:
+            hole.hold("to_database", new_connections=False)
+            monkeypatch.setattr(records, "ensure_days", partitions.ensure_days)
+
+        monkeypatch.setattr(records, "ensure_days", swallow)
+        ingest = IngestQueue(far, max_queued_records=100, metrics=Metrics())
+        ingest.start()
+        stack.callback(ingest.stop)
+        with pytest.raises(DatabaseUnavailable):
+            ingest.submit(make_records(10)).result(60)
+        assert ingest.submit(make_records(10)).result(60).accepted == 10
+
+
+def test_a_commit_that_waits_for_a_standby_is_not_ended(database: Database) -> None:
+    """It would be committed all the same, and its session would go on waiting, one more each time."""
+    with ExitStack() as stack:
+        holder, watching = (stack.enter_context(psycopg.connect(database.libpq_url)) for _ in range(2))
+        watching.autocommit = True
+        stack.callback(_wait_for_standbys, watching, "")
+        _wait_for_standbys(watching, "nobody")
+        pid, since = holder.execute("SELECT pg_backend_pid(), now()").fetchone() or (None, None)
+        holder.execute("SELECT pg_advisory_xact_lock(%s::bigint)", [KEY])
+        holder.execute("SET LOCAL synchronous_commit = 'on'")  # which the server of the tests is not
+        holder.execute("CREATE TABLE written ()")
+        committing = stack.enter_context(ThreadPoolExecutor(1)).submit(holder.commit)
+        stack.callback(_wait_for_standbys, watching, "")  # before it is waited for
+        look = "SELECT wait_event = 'SyncRep' FROM pg_stat_activity WHERE pid = %s"
+        wait_until(lambda: watching.execute(look, [pid]).fetchone() == (True,), "the commit to wait")
+        with pytest.raises(DatabaseTimeout, match="for a lock"), database.session(SHORT) as session:
+            take_lock(session, taking_lock(KEY, SHORT), Transaction(pid, since))
+        _wait_for_standbys(watching, "")
+        committing.result(60)
+
+
+def _wait_for_standbys(connection: psycopg.Connection, names: str) -> None:
+    connection.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{names}'")
+    connection.execute("SELECT pg_reload_conf()")
+    shown = "SELECT current_setting('synchronous_standby_names') = %s"
+    wait_until(lambda: connection.execute(shown, [names]).fetchone() == (True,), "the setting")
 
 
 def test_the_fold_waits_for_that_of_another_sidecar_between_two_statements(
