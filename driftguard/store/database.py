@@ -412,7 +412,11 @@ class Database:
                 raise DatabaseUnavailable(
                     f"{self.place}: {_reason(error)}; {self._what_is_owned()}"
                 ) from error
-            if not isinstance(error, _UNREACHABLE) and not _is_read_only(error):
+            if _is_read_only(error):
+                raise DatabaseUnavailable(
+                    f"{self.place}: {_reason(error)}: it is a standby, or set to be read-only"
+                ) from error
+            if not isinstance(error, _UNREACHABLE):
                 raise
             raise DatabaseUnavailable(f"{self.place}: {_reason(error)}") from error
 

@@ -196,8 +196,8 @@ def test_a_database_that_may_only_be_read(tmp_path: Path, database: Database) ->
     with read_only(database):
         found = patient.checked()["database writes"]
     assert found["state"] == "failed"
-    assert "in a read-only transaction" in found["found"]
-    assert "no standby" in found["fix"]
+    assert found["found"].endswith("in a read-only transaction: it is a standby, or set to be read-only")
+    assert "target_session_attrs=read-write" in found["fix"]
 
 
 def test_an_embedded_database_that_was_never_started_is_not_made(tmp_path: Path) -> None:

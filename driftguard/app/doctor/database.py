@@ -96,7 +96,10 @@ def _server(opened: Database) -> Iterator[Finding]:
 
 def _schema(settings: Settings, error: DatabaseUnavailable) -> Finding:
     if "needed_revision" not in error.members:
-        fix = "a database that may be written: its own tables, no standby, default_transaction_read_only off"
+        fix = (
+            "a database that may be written: its own tables, default_transaction_read_only off, no standby "
+            "(of several hosts: target_session_attrs=read-write in database_url)"
+        )
         return Finding("database writes", "failed", str(error), fix)
     current = error.members.get("current_revision")
     ahead = "newer than this version knows" in str(error)
