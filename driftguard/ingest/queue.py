@@ -193,7 +193,7 @@ class IngestQueue:
         self._backoff_seconds = 0.0
         more = self._records_per_transaction + LEAST_RECORDS_PER_TRANSACTION
         self._records_per_transaction = min(more, MAX_RECORDS_PER_TRANSACTION)
-        self._metrics.database.up.set(1)
+        self._metrics.database.stored()
         self._make_room(group)
         self._count_refused(group, results)
         with self._changed:
@@ -228,7 +228,7 @@ class IngestQueue:
         elif isinstance(error, DatabaseUnavailable):
             doubled = max(FIRST_BACKOFF_SECONDS, 2 * self._backoff_seconds)
             self._backoff_seconds = min(doubled, MAX_BACKOFF_SECONDS)
-            self._metrics.database.up.set(0)
+            self._metrics.database.refused()
             _log.warning("ingest_database_unavailable", detail=error.detail, wait=self._backoff_seconds)
             if isinstance(error, DatabaseTimeout) and error.reason == "statement":
                 self._write_less()

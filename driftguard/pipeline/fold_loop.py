@@ -116,7 +116,7 @@ class Pipeline:
                 self._stopping.wait(min(0.5 * 2.0 ** min(failures, 6), MAX_BACKOFF_SECONDS))
                 continue
             failures = 0
-            self._metrics.database.up.set(1)
+            self._metrics.database.worked()
             if folded < limit:
                 self._stopping.wait(PAUSE_SECONDS)
                 self._wake.wait(IDLE_SECONDS)

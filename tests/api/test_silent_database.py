@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import psycopg
 import pytest
 
 from driftguard.api import health
@@ -67,6 +68,31 @@ def test_a_database_that_may_only_be_read_is_told_as_unavailable_and_found_again
         post(client, make_records(5, seed=1))
 
 
+def test_the_database_is_told_as_down_while_it_takes_no_records_although_it_can_be_read(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a full disk, which does not keep the detector from finding that there is nothing to fold."""
+
+    def full(*_: object) -> None:
+        raise psycopg.errors.DiskFull("could not extend file: No space left on device")
+
+    with running_sidecar(database, tmp_path) as client:
+        with monkeypatch.context() as patched:
+            patched.setattr(queue, "insert_batches", full)
+            answer = client.post("/api/v1/records", content=encode_record(make_records(1)[0]))
+            assert answer.status_code == 503
+            rounds = {_sample(client, "driftguard_detector_last_round_timestamp_seconds")}
+
+            def has_looked_twice() -> bool:
+                rounds.add(_sample(client, "driftguard_detector_last_round_timestamp_seconds"))
+                return len(rounds) > 2
+
+            wait_until(has_looked_twice, "the detector to look")
+            assert _sample(client, "driftguard_database_up") == 0
+        post(client, make_records(1))
+        assert _sample(client, "driftguard_database_up") == 1
+
+
 def test_a_timeout_is_told_to_the_sender_and_counted(database: Database, tmp_path: Path) -> None:
     with running_sidecar(database, tmp_path) as client:
         with writers_held_up(database):
@@ -95,7 +121,10 @@ def test_it_is_not_ready_while_a_batch_waits_for_long(
 
 
 def oldest_seconds(client: httpx.Client) -> float:
-    name = "driftguard_ingest_oldest_unacknowledged_seconds"
+    return _sample(client, "driftguard_ingest_oldest_unacknowledged_seconds")
+
+
+def _sample(client: httpx.Client, name: str) -> float:
     metric = re.search(rf"^{name} (\S+)$", client.get("/metrics").text, re.MULTILINE)
     assert metric
     return float(metric[1])
