@@ -92,6 +92,8 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 def _pool_arguments(database: Database) -> dict[str, Any]:
+    # Who waits for a connection says that there is none; the library adds several lines for each attempt.
+    logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
     return {
         "conninfo": database.libpq_url,
         "kwargs": connect_parameters(database.url.query),

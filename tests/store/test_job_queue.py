@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import suppress
 
 import psycopg
@@ -11,8 +12,9 @@ from procrastinate import App
 from procrastinate.exceptions import ConnectorException
 from procrastinate.utils import cancel_and_capture_errors
 
+from driftguard.store import job_queue
 from driftguard.store.database import Database
-from driftguard.store.job_queue import worker_connector
+from driftguard.store.job_queue import deferring_connector, worker_connector
 
 
 async def _unreachable() -> None:
@@ -38,6 +40,17 @@ def test_a_database_that_is_away_leaves_no_traceback_of_each_task_and_other_erro
     asyncio.run(scenario())
     errors = [record.exc_info[1] for record in caplog.records if record.exc_info]
     assert [type(error) for error in errors] == [ZeroDivisionError]
+
+
+def test_of_a_database_that_is_away_only_the_caller_tells(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_queue, "_POOL_SECONDS", 1.0)
+    away = Database.open("postgresql://u@127.0.0.1:1,127.0.0.1:2/d")
+    with App(connector=deferring_connector(away)).open() as app, pytest.raises(ConnectorException):
+        app.connector.execute_query("SELECT 1")
+    away.close()
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 def test_a_worker_that_is_told_to_end_as_it_gets_a_connection_ends(database: Database) -> None:
