@@ -182,7 +182,9 @@ class IngestQueue:
     def _store(self, group: list[_Submission]) -> None:
         try:
             with self._database.session(INGEST) as session:
-                self._transaction = take_ingest_lock(session, self._transaction)
+                before, self._transaction = self._transaction, take_ingest_lock(session, self._transaction)
+                if self._transaction.server != before.server:
+                    self._registry = StreamRegistry(self._max_streams)
                 results = insert_batches(
                     session, [item.records for item in group], self._registry, datetime.now(UTC)
                 )

@@ -250,7 +250,9 @@ class Pipeline:
         seen = folding.progress(session)
         if self._is_anothers(seen) and not self._is_left_undone(session, seen):
             return None
-        self._transaction = folding.lock_fold(session, self._transaction)
+        before, self._transaction = self._transaction, folding.lock_fold(session, self._transaction)
+        if self._transaction.server != before.server:
+            self._states.clear()
         progress = folding.progress(session)
         if progress != seen and self._is_anothers(progress):
             return None  # it held the lock, and got on

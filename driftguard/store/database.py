@@ -77,7 +77,8 @@ _WORK = "work"  # in `Connection.info`: what the server was last told about
 # Without being a superuser, sessions of one's own role may be seen and ended.
 _TAKE_LOCK: Final = text(
     """
-    SELECT pg_backend_pid(), now(), CASE WHEN NOT pg_try_advisory_xact_lock(:key) THEN (
+    SELECT pg_backend_pid(), now(), pg_postmaster_start_time(),
+    CASE WHEN NOT pg_try_advisory_xact_lock(:key) THEN (
         SELECT pg_advisory_xact_lock(:key)::text
         FROM (
             SELECT count(pg_terminate_backend(holder.pid)) AS ended
@@ -529,10 +530,12 @@ def _prepare_connection(connection: psycopg.Connection[Any], _record: object) ->
 
 
 class Transaction(NamedTuple):
-    """Of the server."""
+    """Of the server that has started at `server`. Where that is another one than before, a standby took over:
+    it may lack what was committed last, so that nothing is true of it that is remembered."""
 
     pid: int | None = None
     since: datetime | None = None
+    server: datetime | None = None
 
 
 def taking_lock(key: int, work: Work) -> TextClause:
@@ -557,7 +560,7 @@ def take_lock(session: Session, taking: TextClause, before: Transaction = Transa
     Should that still have the lock, its connection failed, which the server behind a pooler may not have
     noticed: then it is ended, unless its commit waits for a standby."""
     taken = session.execute(taking, {"abandoned_pid": before.pid, "abandoned_since": before.since}).one()
-    return Transaction(*taken[:2])
+    return Transaction(*taken[:3])
 
 
 def _expect_a_ping(connection: WatchedConnection | None, _record: object) -> None:

@@ -42,8 +42,9 @@ class KnownStream:
 class StreamRegistry:
     """The writer's memory of streams and segments. `max_streams`: rows of streams; None: any number.
 
-    Rows only grow, so what is remembered stays true; except what a transaction that failed had added:
-    after a failure the registry is thrown away and fills again from the database.
+    Rows only grow, so what is remembered stays true; except what a transaction that failed had added, or one
+    that the standby lacks that took over: after either the registry is thrown away and fills again from the
+    database.
     """
 
     max_streams: int | None = None
