@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from http import HTTPStatus
 from typing import Final
 
@@ -16,6 +17,7 @@ from driftguard.errors import Busy, DatabaseUnavailable, DriftGuardError, Unauth
 from driftguard.records import RecordError
 
 DATABASE_RETRY_SECONDS: Final = 5
+OUTAGE_LOG_SECONDS: Final = 5.0  # between two lines about requests that failed for want of the database
 _MAX_LISTED: Final = 100  # errors in one answer
 _log = structlog.get_logger(__name__)
 
@@ -53,6 +55,27 @@ class MissingExtra(DriftGuardError):
 
     status = 501
     title = "Not installed"
+
+
+class FailureLog:
+    """Logs requests that failed. While the database is away, a line in a while for all: there may be hundreds
+    of senders, and each tries again every few seconds."""
+
+    def __init__(self) -> None:
+        self._requests = 0  # that no line has told
+        self._silent_until = 0.0  # monotonic seconds
+
+    def tell(self, error: DriftGuardError) -> None:
+        if not isinstance(error, DatabaseUnavailable):
+            _log.error("request_failed", title=error.title, detail=error.detail)
+            return
+        self._requests += 1
+        if time.monotonic() >= self._silent_until:
+            _log.error("request_failed", title=error.title, detail=error.detail, requests=self._requests)
+            self._requests, self._silent_until = 0, time.monotonic() + OUTAGE_LOG_SECONDS
+
+
+failures: Final = FailureLog()
 
 
 def problem_response(
@@ -103,7 +126,7 @@ async def _known(_request: Request, error: Exception) -> Response:
     assert isinstance(error, DriftGuardError)  # noqa: S101 (registered for this class only)
     headers = headers_of(error)
     if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        _log.error("request_failed", title=error.title, detail=error.detail)
+        failures.tell(error)
     return problem_response(error.status, error.detail, title=error.title, headers=headers, **error.members)
 
 

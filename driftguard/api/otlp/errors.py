@@ -23,6 +23,7 @@ from driftguard.api.problems import (
     MissingExtra,
     TooSlow,
     UnsupportedContent,
+    failures,
     headers_of,
 )
 from driftguard.errors import (
@@ -99,7 +100,7 @@ def media_type(request: Request) -> str:
 def _told(request: Request, error: DriftGuardError) -> Response:
     status = HTTPStatus.BAD_REQUEST if isinstance(error, BadInput) else error.status
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        _log.error("request_failed", title=error.title, detail=error.detail)
+        failures.tell(error)
     headers = headers_of(error)
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
