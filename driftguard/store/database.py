@@ -539,13 +539,14 @@ class Transaction(NamedTuple):
 
 
 def taking_lock(key: int, work: Work) -> TextClause:
-    """The statement that takes an advisory lock until the transaction ends, and gives which one that is: the
-    server's process id and the time at which it began.
+    """The statement that takes an advisory lock until the transaction ends, and gives the columns of which
+    one that is, as `Transaction` has them.
 
     It waits for the holder, but ends one that has sent half of a message and no more for longer than `work`
     waits. No limit of the server ends that: a cancelled statement waits for the rest, and the session is not
     idle. Nor do keepalives where a pooler is in between, or a frozen process whose kernel answers them.
-    `take_lock` executes it.
+    Executed with `abandoned_pid` and `abandoned_since`, it also ends that transaction, if it is the holder
+    and its commit waits for no standby.
     """
     return _TAKE_LOCK.bindparams(
         bindparam("key", key, BigInteger),
@@ -553,14 +554,6 @@ def taking_lock(key: int, work: Work) -> TextClause:
         bindparam("abandoned_pid", None, Integer),
         bindparam("abandoned_since", None, DateTime(timezone=True)),
     )
-
-
-def take_lock(session: Session, taking: TextClause, before: Transaction = Transaction()) -> Transaction:
-    """Executes `taking_lock`, and returns the transaction that has the lock now. `before`: the caller's last.
-    Should that still have the lock, its connection failed, which the server behind a pooler may not have
-    noticed: then it is ended, unless its commit waits for a standby."""
-    taken = session.execute(taking, {"abandoned_pid": before.pid, "abandoned_since": before.since}).one()
-    return Transaction(*taken[:3])
 
 
 def _expect_a_ping(connection: WatchedConnection | None, _record: object) -> None:

@@ -26,7 +26,6 @@ from driftguard.store.database import (
     FOLD,
     Transaction,
     is_too_slow,
-    take_lock,
     taking_lock,
 )
 from driftguard.store.tables import (
@@ -114,8 +113,11 @@ def expect_writable(session: Session) -> None:
 
 
 def lock_fold(session: Session, before: Transaction = Transaction()) -> Transaction:
-    """One fold at a time over all processes, until the transaction ends; as `take_lock`."""
-    return take_lock(session, _LOCK, before)
+    """One fold at a time over all processes; held until the transaction ends, which is returned. `before`:
+    the one of the caller's last fold. Should it still hold the lock, its connection failed, which behind a
+    pooler the server may not have heard of: then it is ended."""
+    taken = session.execute(_LOCK, {"abandoned_pid": before.pid, "abandoned_since": before.since}).one()
+    return Transaction(*taken[:3])
 
 
 class Progress(NamedTuple):

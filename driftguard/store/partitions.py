@@ -15,7 +15,7 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from driftguard.settings import RetentionSettings
-from driftguard.store.database import INGEST, Transaction, take_lock, taking_lock
+from driftguard.store.database import INGEST, Transaction, taking_lock
 from driftguard.store.rollup_tiers import Resolution
 
 _INGEST_LOCK = taking_lock(0x6472696674_02, INGEST)  # "drift" + 2
@@ -75,8 +75,10 @@ _PARTITIONED: Final = (RECORDS, *OF_TIERS.values())
 
 
 def take_ingest_lock(session: Session, before: Transaction = Transaction()) -> Transaction:
-    """One writer at a time until the transaction ends, so that `seq` rises as they commit; as `take_lock`."""
-    return take_lock(session, _INGEST_LOCK, before)
+    """One writer at a time until this transaction ends, so that `seq` rises in commit order. Returns it;
+    `before`: the caller's last one, which is ended where it still holds the lock: its connection failed."""
+    taken = session.execute(_INGEST_LOCK, {"abandoned_pid": before.pid, "abandoned_since": before.since})
+    return Transaction(*taken.one()[:3])
 
 
 def oldest_kept(now: datetime, retention: RetentionSettings) -> datetime:

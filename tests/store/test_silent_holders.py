@@ -22,7 +22,7 @@ from driftguard.pipeline import fold_loop
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.store import captures, folding, partitions, records
 from driftguard.store.captures import CapturedRequest, insert_captures
-from driftguard.store.database import Database, DatabaseTimeout, Transaction, Work, take_lock, taking_lock
+from driftguard.store.database import Database, DatabaseTimeout, Work, taking_lock
 from driftguard.store.records import insert_batches
 from driftguard.store.streams import StreamRegistry
 from tests.alerting.http_receiver import wait_until
@@ -139,7 +139,7 @@ def test_a_commit_that_waits_for_a_standby_is_not_ended(database: Database) -> N
         look = "SELECT wait_event = 'SyncRep' FROM pg_stat_activity WHERE pid = %s"
         wait_until(lambda: watching.execute(look, [pid]).fetchone() == (True,), "the commit to wait")
         with pytest.raises(DatabaseTimeout, match="for a lock"), database.session(SHORT) as session:
-            take_lock(session, taking_lock(KEY, SHORT), Transaction(pid, since))
+            session.execute(taking_lock(KEY, SHORT), {"abandoned_pid": pid, "abandoned_since": since})
         _wait_for_standbys(watching, "")
         committing.result(60)
 
