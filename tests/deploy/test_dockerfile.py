@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import py_compile
 import re
 import tomllib
 from fnmatch import fnmatch
@@ -146,7 +147,7 @@ def test_beside_torch_all_that_is_compiled_has_a_file(monkeypatch: pytest.Monkey
     import torch
 
     compiled: list[str] = []
-    monkeypatch.setattr(slim.py_compile, "compile", lambda file, doraise: compiled.append(file))
+    monkeypatch.setattr(py_compile, "compile", lambda file, doraise: compiled.append(file))
     slim.compile_imported(everything=True)
     assert torch.__file__ in compiled
     assert [file for file in compiled if not Path(file).is_file()] == []

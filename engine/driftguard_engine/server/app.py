@@ -103,9 +103,7 @@ class EngineServer(uvicorn.Server):
         if self.started and sockets:
             host, port = sockets[0].getsockname()[:2]
             target, draft = self._engine.target_name, self._engine.draft
-            with contextlib.suppress(
-                OSError
-            ):  # the disk is full, or its reader has gone: it serves all the same
+            with contextlib.suppress(OSError):  # a full disk, a reader that has gone: it serves all the same
                 print(
                     f"engine ready on {url_of(host, port)} target={target} draft={draft.name} "
                     f"draft_version={draft.version} method={draft.method}",
