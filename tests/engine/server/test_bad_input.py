@@ -42,7 +42,7 @@ BAD_FIELDS: list[tuple[str, Any, str]] = [
     ("n", 17, "less than or equal to 16"),
     ("seed", -(2**63) - 1, "greater than or equal to"),
     ("seed", 2**63, "less than"),
-    ("stop", ["a", "b", "c", "d", "e"], "at most 4"),
+    ("stop", ["a"] * 17, "at most 16"),
     ("stop.0", "", "at least 1"),
     ("stop.0", "x" * 1_001, "at most 1000"),
     ("stream", "yes", "boolean"),

@@ -20,11 +20,11 @@ from pydantic import (
     model_validator,
 )
 
+from driftguard_engine.request_checks import MAX_STOP_STRINGS
 from driftguard_engine.server.body import NOT_TEXT, Body, FieldError, Text
 
 MAX_CHOICES = 16
 MAX_SEQUENCES = 128  # of one request: prompts times choices
-MAX_STOP_SEQUENCES = 4
 MAX_STOP_CHARACTERS = 1_000  # of each stop string
 DEFAULT_COMPLETION_TOKENS = 16
 
@@ -95,7 +95,7 @@ Prompt = Annotated[
 ]
 StopText = Annotated[Text, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 Stop = Annotated[
-    list[StopText], Field(fail_fast=True, max_length=MAX_STOP_SEQUENCES), BeforeValidator(_as_list)
+    list[StopText], Field(fail_fast=True, max_length=MAX_STOP_STRINGS), BeforeValidator(_as_list)
 ]
 
 
