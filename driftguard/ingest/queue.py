@@ -21,7 +21,8 @@ from psycopg import DataError
 from driftguard.errors import BadInput, Busy, DatabaseUnavailable, DriftGuardError
 from driftguard.metrics import Metrics
 from driftguard.records import AcceptanceRecord
-from driftguard.store.database import INGEST, Database, DatabaseTimeout, Transaction
+from driftguard.store.advisory_locks import Transaction
+from driftguard.store.database import INGEST, Database, DatabaseTimeout
 from driftguard.store.partitions import take_ingest_lock
 from driftguard.store.records import BatchResult, insert_batches
 from driftguard.store.streams import StreamRegistry

@@ -33,7 +33,8 @@ from driftguard.records import StreamKey
 from driftguard.settings import FalseAlarmScope
 from driftguard.status.fold_watch import FoldWatch
 from driftguard.store import folding, streams
-from driftguard.store.database import CHECK, FOLD, Database, DatabaseTimeout, Transaction, is_outage
+from driftguard.store.advisory_locks import Transaction
+from driftguard.store.database import CHECK, FOLD, Database, DatabaseTimeout, is_outage
 from driftguard.store.folding import Progress, StoredRecord, read_after, read_of_stream
 from driftguard.store.tables import HeldStream, Stream
 

@@ -14,7 +14,8 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from driftguard.records import DEFAULT_SEGMENT, MAX_SEGMENTS_PER_STREAM, OTHER_SEGMENT, Instant, Text
-from driftguard.store.database import REQUEST, taking_lock
+from driftguard.store.advisory_locks import taking_lock
+from driftguard.store.database import REQUEST
 from driftguard.store.tables import Capture
 
 MAX_TOKENS = 2**17  # per list: longer contexts than drafts are trained on

@@ -20,14 +20,9 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from driftguard.detection.state.codec import StoredState
+from driftguard.store.advisory_locks import Transaction, taking_lock
 from driftguard.store.by_arrival import of_stream, oldest_first
-from driftguard.store.database import (
-    DELETES_NOTHING,
-    FOLD,
-    Transaction,
-    is_too_slow,
-    taking_lock,
-)
+from driftguard.store.database import DELETES_NOTHING, FOLD, is_too_slow
 from driftguard.store.tables import (
     DetectorHistory,
     DetectorState,

@@ -15,7 +15,8 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from driftguard.settings import RetentionSettings
-from driftguard.store.database import INGEST, Transaction, taking_lock
+from driftguard.store.advisory_locks import Transaction, taking_lock
+from driftguard.store.database import INGEST
 from driftguard.store.rollup_tiers import Resolution
 
 _INGEST_LOCK = taking_lock(0x6472696674_02, INGEST)  # "drift" + 2

@@ -8,6 +8,7 @@ from typing import Literal
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 VerificationRule = Literal["token", "block", "tree"]
+MAX_STOP_STRINGS = 16  # of one request
 
 
 class EngineError(Exception):

@@ -6,11 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from driftguard_engine.core import InvalidRequest, SamplingParams
+from driftguard_engine.core import MAX_STOP_STRINGS, InvalidRequest, SamplingParams
 
 MAX_SEED = 2**63 - 1
 MAX_TEMPERATURE = 100.0
-MAX_STOP_STRINGS = 16
 
 
 def check_prompt(prompt: Sequence[int], *, max_length: int, vocabulary: int) -> None:

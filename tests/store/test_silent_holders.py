@@ -21,8 +21,9 @@ from driftguard.metrics import Metrics
 from driftguard.pipeline import fold_loop
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.store import captures, folding, partitions, records
+from driftguard.store.advisory_locks import taking_lock
 from driftguard.store.captures import CapturedRequest, insert_captures
-from driftguard.store.database import Database, DatabaseTimeout, Work, taking_lock
+from driftguard.store.database import Database, DatabaseTimeout, Work
 from driftguard.store.records import insert_batches
 from driftguard.store.streams import StreamRegistry
 from tests.alerting.http_receiver import wait_until

@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from driftguard_engine.request_checks import MAX_STOP_STRINGS
+from driftguard_engine.core import MAX_STOP_STRINGS
 from driftguard_engine.server.body import NOT_TEXT, Body, FieldError, Text
 
 MAX_CHOICES = 16
