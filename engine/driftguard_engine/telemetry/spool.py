@@ -215,7 +215,5 @@ def lock_directory(directory: Path) -> IO[bytes]:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         file.close()
-        raise SpoolError(
-            f"{directory}: another engine uses this spool directory; give each its own"
-        ) from None
+        raise SpoolError(f"spool_dir: another engine uses {directory}; give each its own") from None
     return file
