@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import Final
+from typing import Final, TextIO, cast
 
 import structlog
 
-from driftguard.masking import MaskingFormatter, Secrets
+from driftguard.masking import MaskingFormatter, Secrets, UnfailingStream
 
 _NONE: Final = Secrets([])
 
@@ -19,7 +19,7 @@ def configure_logging(level: str, secrets: Secrets = _NONE) -> None:
     nothing is added to a line."""
     # The default prints local variables in tracebacks, which may contain keys and token ids.
     render = structlog.dev.ConsoleRenderer(
-        colors=sys.stdout.isatty() and not os.environ.get("NO_COLOR"),
+        colors=sys.stdout is not None and sys.stdout.isatty() and not os.environ.get("NO_COLOR"),
         exception_formatter=structlog.dev.plain_traceback,
     )
 
@@ -34,7 +34,7 @@ def configure_logging(level: str, secrets: Secrets = _NONE) -> None:
             render_masked,
         ],
         # Writes a line and its end at once, also where Python does not buffer: processes share the file.
-        logger_factory=structlog.WriteLoggerFactory(),
+        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", UnfailingStream(lambda: sys.stdout))),
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
     )
     logging.basicConfig(level=max(logging.WARNING, getattr(logging, level.upper())))

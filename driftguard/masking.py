@@ -10,8 +10,9 @@ import json
 import logging
 import re
 from base64 import b64encode
-from collections.abc import Iterable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from typing import Final, TextIO
 from urllib.parse import quote, quote_plus, unquote, unquote_plus, urlsplit
 
 MASK: Final = "***"
@@ -62,6 +63,25 @@ class Secrets:
 
     def masked(self, text: str) -> str:
         return self._pattern.sub(MASK, text) if self._pattern else text
+
+
+class UnfailingStream:
+    """A log's stream. What cannot be written, as on a full disk or to a reader that has gone, is left out: an
+    error of the log would end whoever logs. It is asked for each time, as it may be replaced; None: there is
+    none."""
+
+    def __init__(self, stream: Callable[[], TextIO | None]) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        with suppress(OSError, ValueError):  # the latter: it is closed
+            if (stream := self._stream()) is not None:
+                stream.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            if (stream := self._stream()) is not None:
+                stream.flush()
 
 
 class MaskingFormatter(logging.Formatter):

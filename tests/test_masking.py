@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import StringIO
@@ -298,3 +299,21 @@ def _engine(settings: Settings) -> str:
     except EngineRefused as error:
         return str(error)
     raise AssertionError("the engine answered")
+
+
+def test_a_log_that_cannot_be_written_ends_nobody_who_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As standard output in a file on a full disk: the loop that scrapes logged that a source answers again,
+    and ended, and nothing was scraped until the next start."""
+    before = structlog.get_config()
+    try:
+        configure_logging("info")
+        with Path("/dev/full").open("w", buffering=1) as full:
+            monkeypatch.setattr(sys, "stdout", full)
+            structlog.get_logger("test").info("source", condition="reporting")
+            monkeypatch.setattr(sys, "stdout", None)
+            structlog.get_logger("test").info("source", condition="reporting")
+            with suppress(OSError):
+                full.close()  # which tries once more
+    finally:
+        monkeypatch.undo()
+        structlog.configure(**before)

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -358,7 +358,8 @@ class _Announced(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
-            print(f"{self._ready}\n", end="", flush=True)  # at once, since other threads log
+            with suppress(OSError):  # as on a full disk: it serves all the same
+                print(f"{self._ready}\n", end="", flush=True)  # at once, since other threads log
 
 
 def run_sidecar(settings: Settings) -> None:

@@ -14,7 +14,7 @@ from typing import Final, TextIO, cast
 import structlog
 from structlog.typing import EventDict, Processor
 
-from driftguard.masking import MaskingFormatter, Secrets, secrets_of_url
+from driftguard.masking import MaskingFormatter, Secrets, UnfailingStream, secrets_of_url
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 SECRET_VARIABLES: Final = ("DRIFTGUARD_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
@@ -40,23 +40,6 @@ def _secrets(environment: Mapping[str, str], sidecar: str | None, api_key_hash: 
     home = environment.get("HF_HOME") or f"{caches}/huggingface"
     with suppress(OSError, UnicodeDecodeError, RuntimeError):  # most users have no such file
         yield Path(environment.get("HF_TOKEN_PATH") or f"{home}/token").expanduser().read_text().strip()
-
-
-class _Unfailing:
-    """Of a stream: what cannot be written, as on a full disk or to a reader that has gone, is left out."""
-
-    def __init__(self, stream: TextIO | None) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> None:
-        with suppress(OSError, ValueError):  # the latter: it is closed
-            if self._stream is not None:
-                self._stream.write(text)
-
-    def flush(self) -> None:
-        with suppress(OSError, ValueError):
-            if self._stream is not None:
-                self._stream.flush()
 
 
 class FloodFilter(logging.Filter):
@@ -111,8 +94,8 @@ def configure_logs(level: str, secrets: Secrets) -> None:
             render,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
-        # A line and its end at once. Else an error of the log would end who logs, as the thread that sends.
-        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", _Unfailing(sys.stderr))),
+        # Writes a line and its end at once.
+        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", UnfailingStream(lambda: sys.stderr))),
         cache_logger_on_first_use=True,
     )
     # uvicorn and the libraries use logging; only their warnings matter to an operator
