@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import signal
 import socket
 import sys
@@ -14,6 +15,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
+import httpx
 import procrastinate
 import structlog
 import uvicorn
@@ -365,9 +367,11 @@ class _Announced(uvicorn.Server):
 def run_sidecar(settings: Settings) -> None:
     """Serves until SIGTERM or Ctrl-C.
 
-    Raises BadSettings (port in use, reachable by others without a key), DatabaseUnavailable.
+    Raises BadSettings (port in use, reachable by others without a key, unreadable SSL_CERT_FILE),
+    DatabaseUnavailable.
     """
     configure_logging(settings.log_level, secrets_of(settings))
+    _check_authorities()
     raise_limit()
     give_back_what_is_freed()
     collect_garbage_rarely()
@@ -388,6 +392,15 @@ def run_sidecar(settings: Settings) -> None:
         ready = f"sidecar ready on {url} ({database.place})"
         has_ended = serving.serve(_Announced(config, ready), listener, sidecar.stop_soon)
     serving.exit_within(serving.EXIT_SECONDS if has_ended else 0.0)
+
+
+def _check_authorities() -> None:
+    """Raises BadSettings. Else calls of engines and webhooks fail one by one, and name no file."""
+    try:
+        httpx.create_ssl_context()
+    except OSError as error:
+        file = os.environ.get("SSL_CERT_FILE")
+        raise BadSettings(f"SSL_CERT_FILE: no certificates in {file} ({error})") from None
 
 
 def _unwind(*_: object) -> None:

@@ -223,6 +223,15 @@ def test_an_address_of_another_machine_is_not_taken_for_a_port_in_use(tmp_path: 
     )
 
 
+def test_authorities_that_cannot_be_read_are_named_before_anything_starts(tmp_path: Path) -> None:
+    """Else every call of an engine or a webhook fails later, with a reason that names no file."""
+    data = tmp_path / "data"
+    result = driftguard("serve", "--port", "0", "--data-dir", str(data), SSL_CERT_FILE="/nowhere/ca.pem")
+    assert result.returncode == 2
+    assert "SSL_CERT_FILE: no certificates in /nowhere/ca.pem" in result.stderr
+    assert not data.exists()
+
+
 def test_another_address_needs_a_key(tmp_path: Path) -> None:
     data = str(tmp_path / "data")
     refused = driftguard("serve", "--host", "0.0.0.0", "--port", "0", "--data-dir", data)
