@@ -57,7 +57,8 @@ def run_proxy(settings: ProxySettings, api_key: str | None) -> None:
     ready = f"proxy ready on {url_of(settings.host, all_listeners[0].port)} for {settings.upstream}"
 
     def announce() -> None:
-        print(f"{ready}\n", end="", flush=True)  # at once, since workers log
+        with suppress(OSError):  # as on a full disk: it serves all the same
+            print(f"{ready}\n", end="", flush=True)  # at once, since workers log
 
     if settings.workers == 1:
         uvloop.run(_serve(settings, api_key, Worker(0, all_listeners[0], SharedCounts(), announce)))

@@ -258,6 +258,43 @@ def test_the_sidecar_serves_and_stops_cleanly(tmp_path: Path) -> None:
     assert not (tmp_path / "postgres" / "postmaster.pid").exists(), "the embedded database was left running"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "path"),
+    [
+        (["serve", "--port", "{port}", "--data-dir", "{data}"], "/healthz"),
+        (
+            ["proxy", "--upstream", "http://127.0.0.1:1", "--port", "0", "--admin-port", "{port}"],
+            "/driftguard/healthz",
+        ),
+    ],
+    ids=["sidecar", "proxy"],
+)
+def test_a_server_whose_output_cannot_be_written_serves(
+    tmp_path: Path, arguments: list[str], path: str
+) -> None:
+    """As in a file on a full disk."""
+    port = free_port()
+    given = [each.format(port=port, data=tmp_path) for each in arguments]
+
+    def answers() -> bool:
+        assert process.poll() is None
+        try:
+            return httpx.get(f"http://127.0.0.1:{port}{path}").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    with (
+        Path("/dev/full").open("w") as full,
+        subprocess.Popen([sys.executable, "-m", "driftguard", *given], stdout=full, stderr=full) as process,
+    ):
+        try:
+            wait_until(answers, "an answer")
+        finally:
+            process.send_signal(signal.SIGTERM)
+            code = process.wait(60)
+    assert code in (0, 120), "it ended by itself"  # 120: Python itself could not write at its end
+
+
 _INTERRUPTED_IMPORT = """
 import sys
 class Interrupt:

@@ -91,6 +91,31 @@ def test_one_line_says_where_it_serves_what(models: Path) -> None:
         process.communicate()
 
 
+def test_it_serves_where_its_output_cannot_be_written(models: Path) -> None:
+    """As in a file on a full disk."""
+
+    def answers() -> bool:
+        assert process.poll() is None
+        try:
+            return httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    with (
+        unserved_port() as port,
+        Path("/dev/full").open("w") as full,
+        subprocess.Popen(
+            command(models, "--port", str(port)), stdout=full, stderr=full, env=environment()
+        ) as process,
+    ):
+        try:
+            wait_until(answers, "it answers")
+        finally:
+            process.send_signal(signal.SIGTERM)
+            code = process.wait(60)
+    assert code in (0, 120), "it ended by itself"  # 120: Python itself could not write at its end
+
+
 def test_a_port_in_use_is_one_line_and_exit_code_1(models: Path, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
