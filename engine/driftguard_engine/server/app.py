@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import os
 import signal
 import socket
 import time
@@ -70,6 +71,8 @@ def serve(engine: Engine, telemetry: Telemetry, listener: socket.socket, options
         if error.errno != errno.EADDRINUSE:
             raise
         raise cannot_listen(options.host, options.port, error) from error
+    if server.runner.hangs:
+        os._exit(1)  # the interpreter's own end could wait for the device
     return 1 if server.runner.failure is not None else 0
 
 

@@ -29,13 +29,17 @@ log = structlog.get_logger("driftguard_engine.runner")
 IDLE_WAIT_SECONDS = 0.2  # how long it may take to notice a stop while idle
 STOP_LIMIT_SECONDS = 10.0
 MOST_FAILED_IN_A_ROW = 20  # steps that end requests with an error, without a token of such ones in between
+LOOK_EVERY_SECONDS = 5.0  # at whether steps end
+STUCK_LOOKS = (
+    60  # in a row that see the same step: five minutes; a step is a chunk of prompts and a token or some
+)
 TRIAL = "trial"  # id of the request that then tells whether the engine fails, or those requests
 
 _FIRST_TRIAL = Request(TRIAL, (0,), SamplingParams(max_tokens=1), datetime.fromtimestamp(0, UTC))
 
 
 class EngineBroken(Exception):
-    """The device is lost, or the engine's own trial fails too: the process has to be restarted."""
+    """The device is lost or hangs, or the engine's own trial fails too: the process has to be restarted."""
 
 
 class Submission:
@@ -90,6 +94,7 @@ class EngineRunner:
         self._idle = asyncio.Event()  # set while _submissions is empty
         self._idle.set()
         self._draining = False
+        self._steps = 0  # begun and ended: odd within a step
         self._failed_in_a_row = 0
         self._with_drafts = False  # some of these
         self._succeeded = _FIRST_TRIAL
@@ -102,6 +107,7 @@ class EngineRunner:
         """Starts the engine thread; call it in the event loop that will await the outputs."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
+        self._look(self._steps, 0)
 
     def submit(self, requests: Sequence[Request]) -> Submission:
         """Queues all of them or none. Raises InvalidRequest, EngineBusy, EngineUnavailable."""
@@ -137,6 +143,21 @@ class EngineRunner:
         if self._thread.is_alive():
             log.error("the engine thread does not stop; its last records may be missing")
 
+    @property
+    def hangs(self) -> bool:
+        """The engine was given up in a step that has not ended."""
+        return self.failure is not None and self._thread.is_alive()
+
+    def _look(self, seen: int, looks: int) -> None:
+        """Counts looks, not time: a process that was halted for long has looked at nothing meanwhile."""
+        looks = looks + 1 if self._steps == seen and seen % 2 else 0
+        if looks < STUCK_LOOKS:
+            self._loop.call_later(LOOK_EVERY_SECONDS, self._look, self._steps, looks)
+        elif self.failure is None:
+            error = EngineBroken(f"a step has not ended in {looks * LOOK_EVERY_SECONDS:.0f} s")
+            log.error("the engine hangs", error=str(error))
+            self._fail(error)
+
     def _forget(self, request_id: str) -> None:
         self._submissions.pop(request_id, None)
         if not self._submissions:
@@ -152,7 +173,9 @@ class EngineRunner:
         try:
             while True:
                 if self._engine.has_work():
+                    self._steps += 1
                     self._step()
+                    self._steps += 1
                 elif self._stopping.is_set():
                     return
                 else:

@@ -41,6 +41,8 @@ class FakeEngine(Engine):
         self.drafting = DraftLengthController(FixedK())
         self.paused = threading.Event()
         self.step_error: BaseException | None = None
+        self.step_ends = threading.Event()  # else it hangs
+        self.step_ends.set()
         self.lost: str | None = None
         self.activated, self.given_up = False, None
         self._started_at = time.monotonic()
@@ -85,6 +87,7 @@ class FakeEngine(Engine):
         return self.has_work()
 
     def step(self) -> list[RequestOutput]:
+        self.step_ends.wait()
         if self.step_error is not None:
             raise self.step_error
         with self._wake:

@@ -9,6 +9,7 @@ from socket import socket
 from typing import Any
 
 from driftguard_engine.server import app as server_app
+from driftguard_engine.server import runner
 from driftguard_engine.server.app import ServeOptions, serve
 from driftguard_engine.server.listener import bind
 from driftguard_engine.telemetry.telemetry import Telemetry
@@ -22,6 +23,9 @@ def main(arguments: Sequence[str]) -> int:
     if "--fail" in arguments:
         server_app.FAILURE_GRACE_SECONDS = 4.0  # a busy test has time to ask it
         engine.step_error = RuntimeError("device lost")
+    if "--hang" in arguments:
+        runner.LOOK_EVERY_SECONDS, runner.STOP_LIMIT_SECONDS = 0.01, 0.1
+        engine.step_ends.clear()
     if "--signalled" in arguments:
         run = server_app.EngineServer.run
 

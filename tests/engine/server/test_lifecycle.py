@@ -18,6 +18,7 @@ import torch
 from driftguard_engine.core import DraftInfo
 from driftguard_engine.engine import Engine
 from driftguard_engine.server import app as server_app
+from driftguard_engine.server import runner
 from driftguard_engine.server.app import ServeOptions
 from driftguard_engine.server.dependencies import TOKENIZED_AT_ONCE
 
@@ -171,6 +172,21 @@ def test_a_lost_device_ends_the_process_after_its_requests_have_their_answer(fak
         assert "the device is lost" in client.get("/health").json()["detail"]
 
 
+@pytest.mark.usefixtures("dead_for_long")
+def test_a_step_that_does_not_end_ends_the_engine(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "LOOK_EVERY_SECONDS", 0.01)
+    with served(fake) as client:
+        assert client.post("/v1/completions", json={"prompt": "a"}).status_code == 200
+        fake.step_ends.clear()
+        try:
+            answer = client.post("/v1/completions", json={"prompt": "a"})
+            assert answer.status_code == 503
+            assert "a step has not ended" in answer.json()["error"]["message"]
+            assert "a step has not ended" in client.get("/health").json()["detail"]
+        finally:
+            fake.step_ends.set()
+
+
 class Held:
     """A tokenizer whose texts take until `released`."""
 
@@ -285,6 +301,12 @@ def test_the_process_of_a_dead_engine_exits_with_1_for_its_supervisor() -> None:
     with serving_process(fake_process.main, ["--fail"]) as (process, url, _):
         assert httpx.post(f"{url}/v1/completions", json={"prompt": "a"}).status_code == 503
         assert httpx.get(f"{url}/health").status_code == 503
+        assert process.wait(60) == 1
+
+
+def test_the_process_of_an_engine_that_hangs_exits_with_1_although_its_step_never_ends() -> None:
+    with serving_process(fake_process.main, ["--hang"]) as (process, url, _):
+        assert httpx.post(f"{url}/v1/completions", json={"prompt": "a"}).status_code == 503
         assert process.wait(60) == 1
 
 
