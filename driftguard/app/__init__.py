@@ -446,11 +446,17 @@ def run_retraining(settings: Settings, *, server: str | None, force: bool, traff
             traffic=traffic,
             should_stop=stop.is_asked,
             awaits_restart=True,
-            on_progress=lambda progress: print(f"{progress.stage}: {progress.detail}", flush=True),
+            on_progress=lambda progress: _tell(f"{progress.stage}: {progress.detail}"),
         )
-    print(f"{outcome.state}: {outcome.reason}")
+    _tell(f"{outcome.state}: {outcome.reason}")
     was_cut_off = stop.number == signal.SIGINT and outcome.state in ("failed", "nothing_to_do")
     return 128 + signal.SIGINT if was_cut_off else outcome.exit_code
+
+
+def _tell(line: str) -> None:
+    """One that cannot be written, as to a full disk or to a reader that has gone, ends no training."""
+    with suppress(OSError):
+        print(line, flush=True)
 
 
 class _Stop:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -222,3 +225,33 @@ def test_a_bad_traffic_file_is_refused_by_line(
     with pytest.raises(BadInput, match="cannot be read"):
         retrain(database, make_settings(tmp_path, "http://127.0.0.1:9"), traffic=tmp_path / "absent")
     assert runs(database) == []
+
+
+def test_a_nightly_job_whose_output_cannot_be_written_goes_on(
+    drifted: Drifted, engine: EngineStub, tmp_path: Path
+) -> None:
+    """As where the disk of its log is full: that is no reason to lose a training."""
+    config = tmp_path / "driftguard.toml"
+    config.write_text(
+        f"""
+data_dir = "{tmp_path / "data"}"
+[[engines]]
+server = "engine-1"
+admin_url = "{engine.url}"
+[retraining]
+minimum_requests = 10000
+aim_requests = 10000
+"""
+    )
+    url = drifted.database.url.render_as_string(hide_password=False)
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "driftguard", "retrain", "--config", str(config)],
+            env={**os.environ, "DRIFTGUARD_DATABASE_URL": url},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (ended.returncode, ended.stderr) == (3, "")
+    assert "captured requests since the change, 10000 needed" in (runs(drifted.database)[0].reason or "")
