@@ -115,7 +115,7 @@ def engine(context: typer.Context) -> None:
     """
     if find_spec("torch") is None or find_spec("driftguard_engine") is None:
         raise DriftGuardError("the engine is not installed; run: pip install 'driftguard-llm[engine]'")
-    os.execv(sys.executable, [sys.executable, "-m", "driftguard_engine", *context.args])
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "driftguard_engine", *context.args])
 
 
 @app.command()

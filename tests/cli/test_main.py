@@ -328,3 +328,17 @@ def test_the_first_process_of_a_container_ends_at_sigterm_before_its_command_has
         ["unshare", "--pid", "--fork", sys.executable, "-c", "\n".join((before, kill, tell))], check=False
     )
     assert ended.returncode == code % 256
+
+
+def test_the_engine_takes_no_modules_from_the_directory_in_which_it_is_started(tmp_path: Path) -> None:
+    (tmp_path / "driftguard_engine.py").write_text("raise SystemExit('a file of the user')")
+    ended = subprocess.run(
+        [sys.executable, "-P", "-m", "driftguard", "engine", "--no-such-option"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 2
+    assert "No such option: --no-such-option" in ended.stderr

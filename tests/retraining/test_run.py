@@ -399,6 +399,17 @@ def test_a_training_ends_with_the_process_that_ties_it_to_its_starter(
     assert psutil.wait_procs(family, timeout=60)[1] == []
 
 
+def test_the_training_takes_no_modules_from_the_directory_in_which_it_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which for a batch job is any directory of its user."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("driftguard", "driftguard_training", "msgspec"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('a file of the user')")
+    with pytest.raises(TrainingFailed, match=r"code 2: .*invalid choice: 'no-such-command'"):
+        list(process._run(["no-such-command"], tmp_path / "log", lambda: False))
+
+
 def test_a_wish_to_stop_ends_the_training(drifted: Drifted, engine: EngineStub, tmp_path: Path) -> None:
     settings = make_settings(tmp_path / "data", engine.url, steps=100_000)
     steps: list[int] = []

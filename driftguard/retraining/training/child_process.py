@@ -29,7 +29,7 @@ def tethered(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Runs the command in a process group of its own, which is ended when the `with` block is left."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "driftguard.retraining.training.child_process", *command],
+        [sys.executable, "-P", "-m", "driftguard.retraining.training.child_process", *command],
         stdin=subprocess.PIPE,
         stdout=output,
         stderr=errors,

@@ -237,7 +237,7 @@ def _run(
     arguments: Sequence[str], log: Path, should_stop: Callable[[], bool]
 ) -> Generator[dict[str, Any], None, None]:
     """Yields each JSON object that the process prints. Raises TrainingFailed when it does not end with 0."""
-    command = [sys.executable, "-m", "driftguard_training", *arguments]
+    command = [sys.executable, "-P", "-m", "driftguard_training", *arguments]
     with log.open("ab") as errors, tethered(command, subprocess.PIPE, errors) as process:
         for line in _lines(process, should_stop):
             if line.strip():
