@@ -35,12 +35,13 @@ class CaptureSender:
     """Sends from a thread of its own; `send` never waits."""
 
     def __init__(self, url: str, api_key: str | None) -> None:
+        address = protocol.address_of(url)
         self._http = httpx.Client(
-            base_url=url,
+            base_url=address,
             headers=protocol.headers(api_key),
             timeout=protocol.TIMEOUT,
             trust_env=False,
-            verify=protocol.authorities(),
+            verify=protocol.authorities_for(address),
         )
         self._waiting: deque[Captured] = deque(maxlen=MOST_WAITING)
         self._most_at_once = MOST_AT_ONCE

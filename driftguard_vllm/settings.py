@@ -44,11 +44,11 @@ class PluginSettings:
         if sidecar is None:
             return None
         try:
-            protocol.address_of(sidecar)
+            address = protocol.address_of(sidecar)
         except ValueError as error:
             raise BadEnvironment(f"{PREFIX}SIDECAR: {error}") from None
         try:
-            protocol.authorities()
+            protocol.authorities_for(address)
         except ValueError as error:
             raise BadEnvironment(str(error)) from None
         return cls(

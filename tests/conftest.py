@@ -50,7 +50,7 @@ PATIENCE_SECONDS = 60.0  # with a server of this machine, which may be busy with
 
 def pytest_configure() -> None:
     """httpx loads all certificate authorities for each client, which takes a tenth of a second: here it loads
-    one, as no test uses TLS. And its default timeout of 5 s is too short for a busy machine."""
+    one; tests that use TLS name theirs. And its default timeout of 5 s is too short for a busy machine."""
     for phase in ("connect", "read", "write", "pool"):
         setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, phase, PATIENCE_SECONDS)
     end = "-----END CERTIFICATE-----\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 import signal
 import socket
 import sys
@@ -15,7 +14,6 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-import httpx
 import procrastinate
 import structlog
 import uvicorn
@@ -32,6 +30,7 @@ from driftguard.api.auth import refuse_open_bind
 from driftguard.api.context import Context
 from driftguard.api.exports import ExportSlots
 from driftguard.api.guarding import install_guard
+from driftguard.client.protocol import read_authorities
 from driftguard.detection import DetectorConfig
 from driftguard.errors import BadSettings, DatabaseUnavailable
 from driftguard.incidents import cost_measurement, diagnosing, goodput
@@ -397,10 +396,9 @@ def run_sidecar(settings: Settings) -> None:
 def _check_authorities() -> None:
     """Raises BadSettings. Else calls of engines and webhooks fail one by one, and name no file."""
     try:
-        httpx.create_ssl_context()
-    except OSError as error:
-        file = os.environ.get("SSL_CERT_FILE")
-        raise BadSettings(f"SSL_CERT_FILE: no certificates in {file} ({error})") from None
+        read_authorities()
+    except ValueError as error:
+        raise BadSettings(str(error)) from None
 
 
 def _unwind(*_: object) -> None:

@@ -39,12 +39,13 @@ class AsyncClient:
         report_seconds: float = protocol.REPORT_SECONDS,
     ) -> None:
         """Connects at first use. Raises ValueError."""
+        address = protocol.address_of(url)
         self._http = httpx.AsyncClient(
-            base_url=protocol.address_of(url),
+            base_url=address,
             headers=protocol.headers(api_key),
             timeout=protocol.TIMEOUT,
             trust_env=False,
-            verify=protocol.authorities(),
+            verify=protocol.authorities_for(address),
         )
         self._linger_seconds = linger_seconds
         self._buffer = Buffer(max_buffered, max_batch)

@@ -79,9 +79,15 @@ def headers(api_key: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-def authorities() -> ssl.SSLContext:
-    """By which an https:// sidecar is trusted: SSL_CERT_FILE and SSL_CERT_DIR of the environment, else those
-    of certifi. Reading them takes a tenth of a second. Raises ValueError."""
+def authorities_for(address: httpx.URL) -> ssl.SSLContext:
+    """By which the sidecar is trusted: those of `read_authorities`, and none for http://, where an
+    SSL_CERT_FILE that cannot be read harms nobody. Raises ValueError."""
+    return read_authorities() if address.scheme == "https" else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+def read_authorities() -> ssl.SSLContext:
+    """SSL_CERT_FILE and SSL_CERT_DIR of the environment, else those of certifi. Takes a tenth of a second.
+    Raises ValueError."""
     try:
         return httpx.create_ssl_context()
     except OSError as error:  # ssl's own errors too

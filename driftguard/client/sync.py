@@ -52,7 +52,7 @@ class Client:
         """Connects at first use. Raises ValueError."""
         self._address = protocol.address_of(url)
         self._headers = protocol.headers(api_key)
-        self._authorities = protocol.authorities()
+        self._authorities = protocol.authorities_for(self._address)
         self._max_buffered = max_buffered
         self._max_batch = max_batch
         self._linger_seconds = linger_seconds

@@ -46,7 +46,7 @@ def run_proxy(settings: ProxySettings, api_key: str | None) -> None:
     except ValueError as error:
         raise BadSettings(f"DRIFTGUARD_API_KEY: {error}") from None
     try:
-        protocol.authorities()
+        protocol.authorities_for(protocol.address_of(settings.sidecar))
     except ValueError as error:
         raise BadSettings(str(error)) from None
     raise_limit()

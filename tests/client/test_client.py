@@ -97,6 +97,13 @@ def test_an_authority_that_cannot_be_read_is_refused_by_name(
             make("https://localhost:1")
 
 
+def test_an_authority_that_cannot_be_read_does_not_matter_without_tls(
+    make: MakeClient, url: httpx.URL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", "/nowhere/ca.pem")
+    assert make(url).post(make_records(1)).accepted == 1
+
+
 def test_a_batch_that_is_too_large_is_sent_in_parts(
     make: MakeClient, url: httpx.URL, database: Database
 ) -> None:

@@ -163,5 +163,8 @@ def test_authorities_that_cannot_be_read_are_named(
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", "/nowhere/ca.pem")
     test_what_is_missing_or_wrong_is_named(
-        ["--upstream", "http://h"], "SSL_CERT_FILE: no certificates in /nowhere/ca.pem", monkeypatch, capsys
+        ["--upstream", "http://h", "--sidecar", "https://h"],
+        "SSL_CERT_FILE: no certificates in /nowhere/ca.pem",
+        monkeypatch,
+        capsys,
     )

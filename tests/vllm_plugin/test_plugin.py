@@ -138,6 +138,15 @@ def test_token_ids_reach_a_sidecar_by_the_authority_that_the_environment_names(
     assert sidecar.paths == ["/api/v1/captures"]
 
 
+def test_authorities_that_cannot_be_read_are_named_where_the_sidecar_has_tls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", "/nowhere/ca.pem")
+    assert settings("http://sidecar").sidecar == "http://sidecar"
+    with pytest.raises(BadEnvironment, match="SSL_CERT_FILE: no certificates in /nowhere"):
+        settings("https://sidecar")
+
+
 def test_token_ids_that_are_too_large_for_one_body_are_sent_in_parts() -> None:
     found: list[str] = []
 

@@ -94,9 +94,11 @@ def record_of(finished: FinishedRequest, record_id: UUID, server: str, target: s
     )
 
 
-def _authorities() -> ssl.SSLContext:
-    """By which an https:// sidecar is trusted: SSL_CERT_FILE and SSL_CERT_DIR of the environment, else those
-    of certifi. Raises UnreadableAuthorities."""
+def _authorities_for(url: str) -> ssl.SSLContext:
+    """By which the sidecar is trusted: SSL_CERT_FILE and SSL_CERT_DIR of the environment, else those of
+    certifi; none for http://. Raises UnreadableAuthorities."""
+    if urlsplit(url).scheme != "https":
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         return httpx.create_ssl_context()
     except OSError as error:  # ssl's own errors too
@@ -151,7 +153,7 @@ class Telemetry:
         if not 0 <= capture_fraction <= 1:
             raise ValueError(f"capture_fraction: {capture_fraction} is not between 0 and 1")
         self._url = url.rstrip("/") if url else None
-        self._authorities = _authorities() if url else None
+        self._authorities = _authorities_for(url or "")
         self._server = server
         self._target = target
         self._api_key = api_key
@@ -240,7 +242,7 @@ class Telemetry:
             headers=headers,
             timeout=REQUEST_TIMEOUT,
             trust_env=not is_beside,
-            verify=self._authorities or True,
+            verify=self._authorities,
         ) as client:
             records = Lane(client, "/api/v1/records", self._records, self._record_counts)
             captures = Lane(client, "/api/v1/captures", self._captures, self._capture_counts)

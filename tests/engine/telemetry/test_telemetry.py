@@ -418,6 +418,15 @@ def test_authorities_that_cannot_be_read_are_refused_by_name(
         Telemetry("https://sidecar", tmp_path / "spool", "engine-1", "big")
 
 
+def test_authorities_that_cannot_be_read_do_not_matter_without_tls(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", "/nowhere/ca.pem")
+    with Receiver(port), sending(f"http://127.0.0.1:{port}", None) as telemetry:
+        telemetry.finished(finished_request(0))
+        wait_until(lambda: telemetry.state.records.sent == 1, "the record is stored")
+
+
 def test_without_a_url_nothing_happens(tmp_path: Path) -> None:
     telemetry = Telemetry(None, tmp_path / "spool", "engine-1", "big", capture_fraction=1.0)
     telemetry.start()
