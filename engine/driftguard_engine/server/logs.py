@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -43,7 +44,8 @@ def _secrets(environment: Mapping[str, str], sidecar: str | None, api_key_hash: 
 
 
 class FloodFilter(logging.Filter):
-    """Lets MOST_ALIKE lines of one kind through in a minute, and the next one says how many were left out.
+    """Lets MOST_ALIKE lines of one kind through in a minute, and the next that is let through says how many
+    were left out.
 
     What fails in one step may fail in every step, for each request. A kind is a message without its values.
     """
@@ -51,20 +53,23 @@ class FloodFilter(logging.Filter):
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
+        self._lock = threading.Lock()
         self._ends_at = clock() + MINUTE_SECONDS
         self._seen: dict[tuple[str, str], int] = {}
         self._left_out: dict[tuple[str, str], int] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if self._clock() >= self._ends_at:
-            self._ends_at = self._clock() + MINUTE_SECONDS
-            self._left_out = {kind: seen - MOST_ALIKE for kind, seen in self._seen.items()}
-            self._seen = {}
         kind = record.name, str(record.msg)
-        seen = self._seen[kind] = self._seen.get(kind, 0) + 1
-        if (left_out := self._left_out.pop(kind, 0)) > 0:
-            record.msg = f"{record.getMessage()} ({left_out} more of this kind were not logged)"
-            record.args = ()
+        with self._lock:  # a handler asks its filters before it takes its own
+            if self._clock() >= self._ends_at:
+                self._ends_at = self._clock() + MINUTE_SECONDS
+                many = {kind: seen for kind, seen in self._seen.items() if seen > MOST_ALIKE}
+                self._left_out |= {kind: seen - MOST_ALIKE for kind, seen in many.items()}
+                self._seen = {}
+            seen = self._seen[kind] = self._seen.get(kind, 0) + 1
+            left_out = self._left_out.pop(kind, 0)
+        if left_out:
+            record.msg = f"{record.msg} ({left_out} more of this kind were not logged)"
         return seen <= MOST_ALIKE
 
 

@@ -144,6 +144,24 @@ def test_how_many_lines_of_a_kind_were_left_out_is_told_in_the_next_minute() -> 
     assert told("another") == "another"
 
 
+def test_how_many_were_left_out_is_told_however_long_none_of_that_kind_followed() -> None:
+    now = 0.0
+    flood = FloodFilter(lambda: now)
+
+    def told(event: str) -> str | None:
+        record = logging.LogRecord("a.drafter", logging.ERROR, "", 0, event, (), None)
+        return record.getMessage() if flood.filter(record) else None
+
+    for _ in range(25):
+        told("failed")
+    now = 61.0
+    told("another")
+    now = 122.0
+    told("another")
+    now = 183.0
+    assert told("failed") == "failed (15 more of this kind were not logged)"
+
+
 def test_a_log_that_cannot_be_written_ends_nobody_who_logs() -> None:
     """As standard error in a file on a full disk: the thread that sends records logged that, and ended."""
     logging.getLogger().handlers[:] = []
