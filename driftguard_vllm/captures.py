@@ -26,7 +26,7 @@ MOST_WAITING: Final = 1_000  # requests, of some thousand tokens each
 MOST_AT_ONCE: Final = 50
 LINGER_SECONDS: Final = 1.0
 AWAY_SECONDS: Final = 5.0
-FORBIDDEN_SECONDS: Final = 3_600.0
+FORBIDDEN_SECONDS: Final = 60.0
 
 Captured = tuple[AcceptanceRecord, Sequence[int], Sequence[int]]  # with its prompt's and output's token ids
 
@@ -45,6 +45,7 @@ class CaptureSender:
         )
         self._waiting: deque[Captured] = deque(maxlen=MOST_WAITING)
         self._most_at_once = MOST_AT_ONCE
+        self._is_forbidden = False  # as the last answer said
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -85,12 +86,17 @@ class CaptureSender:
                 return 0.0
             log.error("the sidecar refuses the token ids of a request: %s", error.detail)
         except Forbidden as error:
-            log.warning("the sidecar keeps no token ids, none are sent for an hour: %s", error.detail)
+            if not self._is_forbidden:
+                log.warning(
+                    "the sidecar keeps no token ids; it is asked again every minute: %s", error.detail
+                )
+            self._is_forbidden = True
             self._waiting.clear()
             return FORBIDDEN_SECONDS
         except DriftGuardError as error:
             log.error("the sidecar refuses token ids: %s", error.detail)
         else:
+            self._is_forbidden = False
             self._most_at_once = min(2 * self._most_at_once, MOST_AT_ONCE)
         return 0.0 if len(self._waiting) >= self._most_at_once else LINGER_SECONDS
 

@@ -127,6 +127,15 @@ def test_token_ids_are_sent_of_all_requests_until_the_sidecar_forbids_it(
     assert len(records(sidecar, 1)) == 1
 
 
+def test_a_sidecar_that_forbids_capture_is_asked_again_a_minute_later_and_told_of_once(
+    sidecar: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    captures = CaptureSender(str(sidecar.base_url), None)
+    batch: list[Captured] = [(make_records(1)[0], [1, 2], [3])]
+    assert [captures._send(batch) for _ in range(2)] == [60.0, 60.0]  # whoever turns it on waits for it
+    assert caplog.text.count("keeps no token ids") == 1
+
+
 def test_token_ids_reach_a_sidecar_by_the_authority_that_the_environment_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
