@@ -28,11 +28,12 @@ log = structlog.get_logger("driftguard_engine.runner")
 
 IDLE_WAIT_SECONDS = 0.2  # how long it may take to notice a stop while idle
 STOP_LIMIT_SECONDS = 10.0
-MOST_FAILED_IN_A_ROW = 20  # steps that end requests with an error, without a token of such ones in between
-LOOK_EVERY_SECONDS = 5.0  # at whether steps end
-STUCK_LOOKS = (
-    60  # in a row that see the same step: five minutes; a step is a chunk of prompts and a token or some
-)
+# Steps that end requests with an error, and none in between that gave such a request a token.
+MOST_FAILED_IN_A_ROW = 20
+# The engine hangs where so many looks in a row see the same step: five minutes. A step reads at most a chunk
+# of each prompt and gives each request a few tokens, so it takes seconds.
+LOOK_EVERY_SECONDS = 5.0
+STUCK_LOOKS = 60
 TRIAL = "trial"  # id of the request that then tells whether the engine fails, or those requests
 
 _FIRST_TRIAL = Request(TRIAL, (0,), SamplingParams(max_tokens=1), datetime.fromtimestamp(0, UTC))
@@ -96,7 +97,7 @@ class EngineRunner:
         self._draining = False
         self._steps = 0  # begun and ended: odd within a step
         self._failed_in_a_row = 0
-        self._with_drafts = False  # some of these
+        self._with_drafts = False  # whether one of these ended a request that had a draft
         self._succeeded = _FIRST_TRIAL
         self._trial_waits = False
         self._stopping = threading.Event()
@@ -149,7 +150,8 @@ class EngineRunner:
         return self.failure is not None and self._thread.is_alive()
 
     def _look(self, seen: int, looks: int) -> None:
-        """Counts looks, not time: a process that was halted for long has looked at nothing meanwhile."""
+        """Gives the engine up where a step does not end. Counts looks, not time: a process that was halted
+        for long has not looked meanwhile."""
         looks = looks + 1 if self._steps == seen and seen % 2 else 0
         if looks < STUCK_LOOKS:
             self._loop.call_later(LOOK_EVERY_SECONDS, self._look, self._steps, looks)
