@@ -55,12 +55,12 @@ class Workspace:
         return self.directory / "training.log"
 
     @property
-    def making(self) -> Path:
+    def staging(self) -> Path:
         return _drafts(self.directory.parent.parent) / self.directory.name
 
     @property
     def candidate(self) -> Path:
-        return self.making / "candidate"
+        return self.staging / "candidate"
 
 
 def of_run(data_directory: Path, run_id: UUID) -> Workspace:
@@ -71,7 +71,7 @@ def of_run(data_directory: Path, run_id: UUID) -> Workspace:
 def create(workspace: Workspace) -> None:
     """That of a run. What holds captured traffic is readable by this user only."""
     workspace.directory.mkdir(parents=True, mode=0o700)
-    workspace.making.mkdir(parents=True)  # now: a training whose candidate cannot be kept is in vain
+    workspace.staging.mkdir(parents=True)  # now: a training whose candidate cannot be kept is in vain
 
 
 def create_scoring(data_directory: Path, incident_id: UUID) -> Workspace:
@@ -90,7 +90,7 @@ def remove_old_scorings(data_directory: Path, older_than: timedelta) -> None:
 
 
 def remove(workspace: Workspace) -> None:
-    for directory in (workspace.directory, workspace.making):
+    for directory in (workspace.directory, workspace.staging):
         if not _is_removed(directory):
             log.error("files of a retraining cannot be removed", directory=str(directory))
 
@@ -103,7 +103,7 @@ def keep_candidate(workspace: Workspace, destination: Path) -> None:
     """Moves the candidate to its final directory. An existing directory of this version is kept where its
     checksums hold, because it has the same weights; else it is replaced.
     """
-    former = workspace.making / "former"  # removed with the run
+    former = workspace.staging / "former"  # removed with the run
     if destination.exists():
         try:
             checksums.verify(destination)
