@@ -76,27 +76,28 @@ class RetrainingJobs:
     def blueprint(self) -> procrastinate.Blueprint:
         """A new blueprint each time: procrastinate renames its tasks when it is added to an app."""
         blueprint = procrastinate.Blueprint()
-        blueprint.task(name="retrain", queue=QUEUE)(self.retrain)
+        blueprint.task(name="retrain", queue=QUEUE, pass_context=True)(self.retrain)
         blueprint.task(name="settle", queue=SETTLING)(self.settle)
         blueprint.task(name="score", queue=QUEUE)(self.score)
         return blueprint
 
     def retrain(
         self,
+        context: procrastinate.JobContext,
         server: str,
         trigger: Trigger,
         incident_id: str | None = None,
         force: bool = False,
-        asked_at: str | None = None,
     ) -> str:
         """Runs one retraining; returns how it ended and why. A failure is stored, not raised.
 
-        `asked_at`: when a person asked for it. Nothing is done where a run has begun since: two ask at once,
-        and while the first job begins, no run tells the second that there is one.
+        A job that a person asked for is scheduled for the moment at which they did. Nothing is done where a
+        run has begun since: two ask at once, and while the first job begins, no run tells the second that
+        there is one.
         """
-        if asked_at is not None:
+        if (asked_at := context.job.scheduled_at) is not None:
             with self._database.session() as session:
-                begun = retrain_runs.begun_since(session, server, datetime.fromisoformat(asked_at))
+                begun = retrain_runs.begun_since(session, server, asked_at)
             if begun is not None:
                 log.info("retraining left out: one was asked for already", server=server, run=str(begun.id))
                 return f"nothing_to_do: run {begun.id} has begun since this was asked for"
@@ -252,20 +253,22 @@ def defer_retraining(
     asked_at: datetime | None = None,
 ) -> int | None:
     """Queues a retraining; its job's id, or None when one of this server is queued already."""
-    arguments: dict[str, Any] = {"server": server, "trigger": trigger, "force": force}
-    arguments["incident_id"] = str(incident_id) if incident_id else None
-    if asked_at is not None:
-        arguments["asked_at"] = asked_at.isoformat()
-    return _defer(app, "retrain", arguments)
+    incident = str(incident_id) if incident_id else None
+    arguments = {"server": server, "trigger": trigger, "incident_id": incident, "force": force}
+    # No argument more: a sidecar of an older version on this database, which may run it, would fail at that.
+    return _defer(app, "retrain", arguments, schedule_at=asked_at)
 
 
-def _defer(app: procrastinate.App, task: str, arguments: dict[str, Any]) -> int | None:
+def _defer(
+    app: procrastinate.App, task: str, arguments: dict[str, Any], schedule_at: datetime | None = None
+) -> int | None:
     # No `lock`: procrastinate would never release that of a killed worker's job. The advisory lock of
     # retrain_runs, which ends with its process, prevents two runs at a time.
     job = app.configure_task(
         f"{NAMESPACE}:{task}",
         queue=SETTLING if task == "settle" else QUEUE,
         queueing_lock=f"{task} {arguments['server']}",
+        schedule_at=schedule_at,
     )
     try:
         return int(job.defer(**arguments))

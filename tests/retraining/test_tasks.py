@@ -212,6 +212,16 @@ def test_a_request_by_hand_is_queued_once(
         jobs.request(queue, "engine-1", force=True)
 
 
+def test_a_retraining_asked_for_by_hand_can_be_run_by_an_older_sidecar_on_the_same_database(
+    jobs: RetrainingJobs, queue: procrastinate.App, database: Database
+) -> None:
+    """While several are upgraded one by one. A job with an argument that it does not know fails there."""
+    jobs.request(queue, "engine-1", force=False)
+    with database.session() as session:
+        (arguments,) = session.scalars(text("SELECT args FROM procrastinate_jobs"))
+    assert arguments.keys() == {"server", "trigger", "incident_id", "force"}
+
+
 @pytest.mark.parametrize(("state", "times"), [("failed", 1), ("nothing_to_do", 2)])
 def test_two_who_ask_at_once_get_one_retraining(
     drifted: Drifted,
