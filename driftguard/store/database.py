@@ -472,12 +472,15 @@ def parse_url(url: str) -> URL:
 
 def _without_several_hosts(url: str) -> tuple[str, dict[str, str]]:
     """(the URL without its hosts, these as the options host and port) where it names several as libpq does;
-    else it is left as it is."""
+    else it is left as it is. Raises BadSettings."""
     found = _SEVERAL_HOSTS.fullmatch(url)
     if found is None:
         return url, {}
     start, hosts, end = found.groups()
-    named = conninfo_to_dict(f"postgresql://{hosts}/")
+    try:
+        named = conninfo_to_dict(f"postgresql://{hosts}/")
+    except psycopg.ProgrammingError as error:
+        raise BadSettings(f"database_url: {_reason(error)}") from None
     return f"{start}{end}", {name: str(named[name]) for name in ("host", "port") if name in named}
 
 

@@ -147,6 +147,13 @@ def test_hosts_that_cannot_be_told_from_their_ports_are_refused() -> None:
         Database.open("postgresql://me@/d?host=[::1]:5432&host=[::2]:5432")
 
 
+@pytest.mark.parametrize("host", ["one%zz", "one%00"])
+def test_a_host_among_several_that_cannot_be_decoded_is_told(host: str) -> None:
+    with pytest.raises(BadSettings, match=f"database_url: .*percent-encoded.*{host}") as caught:
+        Database.open(f"postgresql://me:hunter2@{host},two/d")
+    assert "hunter2" not in caught.value.detail
+
+
 def test_a_url_out_of_a_file_may_end_in_a_newline() -> None:
     assert parse_url(" postgresql://me:pw@h/d\n") == parse_url("postgresql://me:pw@h/d")
 
