@@ -30,7 +30,6 @@ from driftguard.api.auth import refuse_open_bind
 from driftguard.api.context import Context
 from driftguard.api.exports import ExportSlots
 from driftguard.api.guarding import install_guard
-from driftguard.client.protocol import read_authorities
 from driftguard.detection import DetectorConfig
 from driftguard.errors import BadSettings, DatabaseUnavailable
 from driftguard.incidents import cost_measurement, diagnosing, goodput
@@ -41,6 +40,7 @@ from driftguard.ingest.watch import IngestWatch
 from driftguard.logs import configure_logging
 from driftguard.metrics import Metrics
 from driftguard.metrics.labels import CHORES
+from driftguard.outgoing.posting import authorities
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.pipeline.look_around import LookAround
 from driftguard.probes.loop import ProbeLoop
@@ -396,7 +396,7 @@ def run_sidecar(settings: Settings) -> None:
 def _check_authorities() -> None:
     """Raises BadSettings. Else calls of engines and webhooks fail one by one, and name no file."""
     try:
-        read_authorities()
+        authorities()
     except ValueError as error:
         raise BadSettings(str(error)) from None
 

@@ -80,14 +80,10 @@ def headers(api_key: str | None) -> dict[str, str]:
 
 
 def authorities_for(address: httpx.URL) -> ssl.SSLContext:
-    """By which the sidecar is trusted: those of `read_authorities`, and none for http://, where an
-    SSL_CERT_FILE that cannot be read harms nobody. Raises ValueError."""
-    return read_authorities() if address.scheme == "https" else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-
-
-def read_authorities() -> ssl.SSLContext:
-    """SSL_CERT_FILE and SSL_CERT_DIR of the environment, else those of certifi. Takes a tenth of a second.
-    Raises ValueError."""
+    """By which the sidecar is trusted: SSL_CERT_FILE and SSL_CERT_DIR of the environment, else those of
+    certifi; none for http://. Reading them takes a tenth of a second. Raises ValueError."""
+    if address.scheme != "https":
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         return httpx.create_ssl_context()
     except OSError as error:  # ssl's own errors too

@@ -8,6 +8,7 @@ reaches them. So the whole exchange is a task that is cancelled at the deadline,
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -77,7 +78,7 @@ async def _exchange(
 ) -> Answer:
     deadline = asyncio.get_running_loop().time() + deadline_seconds
     try:
-        async with httpx.AsyncClient(timeout=deadline_seconds, verify=_authorities()) as client:
+        async with httpx.AsyncClient(timeout=deadline_seconds, verify=authorities()) as client:
             async with asyncio.timeout_at(deadline):
                 request = client.build_request("POST", url, content=body, headers=headers)
                 answer = await client.send(request, stream=True)
@@ -145,6 +146,11 @@ def _retry_after_seconds(headers: httpx.Headers) -> float | None:
 
 
 @cache
-def _authorities() -> ssl.SSLContext:
-    """Read once: it takes a tenth of a second."""
-    return httpx.create_ssl_context()
+def authorities() -> ssl.SSLContext:
+    """By which receivers are trusted: SSL_CERT_FILE and SSL_CERT_DIR of the environment, else those of
+    certifi. Read once: it takes a tenth of a second. Raises ValueError."""
+    try:
+        return httpx.create_ssl_context()
+    except OSError as error:  # ssl's own errors too
+        file = os.environ.get("SSL_CERT_FILE")
+        raise ValueError(f"SSL_CERT_FILE: no certificates in {file} ({error})") from None
