@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Final
 
@@ -58,21 +60,22 @@ class MissingExtra(DriftGuardError):
 
 
 class FailureLog:
-    """Logs requests that failed. While the database is away, a line in a while for all: there may be hundreds
-    of senders, and each tries again every few seconds."""
+    """Logs requests that failed. While the database is away, one line every OUTAGE_LOG_SECONDS for all of
+    them: there may be hundreds of senders, and each tries again every few seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._requests = 0  # that no line has told
-        self._silent_until = 0.0  # monotonic seconds
+        self._silent_until = -math.inf  # by the clock
 
     def tell(self, error: DriftGuardError) -> None:
         if not isinstance(error, DatabaseUnavailable):
             _log.error("request_failed", title=error.title, detail=error.detail)
             return
         self._requests += 1
-        if time.monotonic() >= self._silent_until:
+        if (now := self._clock()) >= self._silent_until:
             _log.error("request_failed", title=error.title, detail=error.detail, requests=self._requests)
-            self._requests, self._silent_until = 0, time.monotonic() + OUTAGE_LOG_SECONDS
+            self._requests, self._silent_until = 0, now + OUTAGE_LOG_SECONDS
 
 
 failures: Final = FailureLog()

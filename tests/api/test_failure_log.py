@@ -27,10 +27,10 @@ def test_hundreds_of_senders_that_try_again_during_an_outage_do_not_fill_the_log
     ]
 
 
-def test_a_line_tells_how_many_requests_failed_since_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    failures, now = FailureLog(), [0.0]
-    monkeypatch.setattr("driftguard.api.problems.time.monotonic", lambda: now[0])
+def test_a_line_tells_how_many_requests_failed_since_the_last_one() -> None:
+    times = iter((0.0, 1.0, 2.0, problems.OUTAGE_LOG_SECONDS))
+    failures = FailureLog(lambda: next(times))
     with capture_logs() as lines:
-        for now[0] in (0.0, 1.0, 2.0, problems.OUTAGE_LOG_SECONDS):
+        for _ in range(4):
             failures.tell(DatabaseUnavailable("connection refused"))
     assert [line["requests"] for line in lines] == [1, 3]
