@@ -36,8 +36,8 @@ _TAKE_LOCK: Final = text(
 
 
 class Transaction(NamedTuple):
-    """Of the server that has started at `server`. Where that is another one than before, a standby took over:
-    it may lack what was committed last, so that nothing is true of it that is remembered."""
+    """`since`: when it began. `server`: when its server started. Where that is another time than before, a
+    standby may have taken over that lacks the last commits: nothing that is remembered may be true of it."""
 
     pid: int | None = None
     since: datetime | None = None
