@@ -27,7 +27,8 @@ def tethered(
     errors: int | IO[bytes],
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Runs the command in a process group of its own, which is ended when the `with` block is left."""
+    """Runs the command in a process group of its own. When the `with` block is left while the command runs,
+    the group gets SIGTERM, and SIGKILL where the command has not ended 5 s later."""
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "driftguard.retraining.training.child_process", *command],
         stdin=subprocess.PIPE,
@@ -50,14 +51,12 @@ def was_killed(process: subprocess.Popen[bytes]) -> bool:
 def _end(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGTERM)
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(_TERMINATE_SECONDS)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    elif was_killed(process):
+    if process.poll() is None or was_killed(process):
         with suppress(ProcessLookupError):  # the command ended with it
             os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             pipe.close()
@@ -74,6 +73,8 @@ def main() -> int:
     if os.getpgid(0) != os.getpid():
         print("error: this process must lead its own process group (start_new_session)", file=sys.stderr)
         return 2
+    # The command gets it too, and may need some time; this process ends when the command has ended.
+    signal.signal(signal.SIGTERM, lambda *_: None)
     child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
     threading.Thread(target=_kill_group_at_end_of_input, daemon=True).start()
     code = child.wait()
