@@ -22,7 +22,6 @@ from starlette.routing import Route
 from driftguard.app import Sidecar, create_app
 from driftguard.client import AsyncClient, RefusedRecords, SidecarUnavailable, protocol
 from driftguard.client.buffer import Buffer
-from driftguard.demo.processes import free_port
 from driftguard.errors import BadInput, NotFound, Unauthorized
 from driftguard.records import AcceptanceRecord
 from driftguard.settings import IngestSettings, Settings
@@ -35,6 +34,7 @@ from tests.benchmarks.ingest_app import ingest_app
 from tests.client.both import MakeClient, making
 from tests.client.foreign_answers import FOREIGN_ANSWERS
 from tests.pipeline.sidecar import running_sidecar
+from tests.ports import unserved_port
 from tests.store.samples import make_records
 from tests.tls import tls_sidecar
 
@@ -43,6 +43,13 @@ from tests.tls import tls_sidecar
 def make(request: pytest.FixtureRequest) -> Iterator[MakeClient]:
     with making(request.param) as make:
         yield make
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Nobody answers there, and no other process can take it, until a sidecar does."""
+    with unserved_port() as number:
+        yield number
 
 
 @pytest.fixture
@@ -116,8 +123,8 @@ def test_a_batch_that_is_too_large_is_sent_in_parts(
     assert client.counts.sent == 120
 
 
-def test_records_wait_while_the_sidecar_is_away(make: MakeClient, database: Database) -> None:
-    port, records = free_port(), make_records(30)
+def test_records_wait_while_the_sidecar_is_away(make: MakeClient, database: Database, port: int) -> None:
+    records = make_records(30)
     client = make(f"http://127.0.0.1:{port}", max_batch=10)
     for record in records:
         client.send(record)
@@ -130,8 +137,10 @@ def test_records_wait_while_the_sidecar_is_away(make: MakeClient, database: Data
     assert (client.counts.sent, client.counts.dropped) == (30, 0)
 
 
-def test_a_full_buffer_drops_the_oldest_and_counts_them(make: MakeClient, database: Database) -> None:
-    port, records = free_port(), make_records(8)
+def test_a_full_buffer_drops_the_oldest_and_counts_them(
+    make: MakeClient, database: Database, port: int
+) -> None:
+    records = make_records(8)
     client = make(f"http://127.0.0.1:{port}", max_buffered=5, linger_seconds=60)
     for record in records:
         client.send(record)
@@ -142,10 +151,10 @@ def test_a_full_buffer_drops_the_oldest_and_counts_them(make: MakeClient, databa
 
 
 def test_the_log_says_that_records_are_dropped_and_afterwards_how_many(
-    make: MakeClient, database: Database, caplog: pytest.LogCaptureFixture
+    make: MakeClient, database: Database, port: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """On the level that is shown by default, and once each however many they are."""
-    port, records = free_port(), make_records(40)
+    records = make_records(40)
     client = make(f"http://127.0.0.1:{port}", max_buffered=5, linger_seconds=60)
     with caplog.at_level(logging.WARNING, "driftguard.client"):
         for record in records[:30]:
@@ -244,8 +253,8 @@ def test_something_else_at_the_address_is_no_sidecar_and_loses_nothing(
         assert client.counts.sent == (path.endswith("records"))
 
 
-def test_closing_without_a_sidecar_ends_in_time_and_counts_what_is_lost(make: MakeClient) -> None:
-    client = make(f"http://127.0.0.1:{free_port()}")
+def test_closing_without_a_sidecar_ends_in_time_and_counts_what_is_lost(make: MakeClient, port: int) -> None:
+    client = make(f"http://127.0.0.1:{port}")
     for record in make_records(7):
         client.send(record)
     client.close(timeout_seconds=0.2)
@@ -293,11 +302,11 @@ def test_a_key_is_sent_and_its_lack_is_told(make: MakeClient, database: Database
 
 
 def test_a_sidecar_that_stays_away_is_told_to_who_waits(
-    make: MakeClient, monkeypatch: pytest.MonkeyPatch
+    make: MakeClient, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("driftguard.client.protocol.ATTEMPTS", 2)
     with pytest.raises(SidecarUnavailable, match="ConnectError"):
-        make(f"http://127.0.0.1:{free_port()}").status()
+        make(f"http://127.0.0.1:{port}").status()
 
 
 @pytest.mark.parametrize("key", ["hunter2\nX: y", "hunter 2", "hünter2"])
@@ -353,9 +362,8 @@ def test_unrecorded_requests_are_told_now_and_then_and_at_the_end(
 
 
 def test_counts_of_unrecorded_requests_wait_while_the_sidecar_is_away(
-    make: MakeClient, database: Database, caplog: pytest.LogCaptureFixture
+    make: MakeClient, database: Database, port: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    port = free_port()
     client = make(f"http://127.0.0.1:{port}", report_seconds=0.02)
     client.count_unrecorded("chat", "no_numbers", 3)
     wait_until(lambda: "takes no counts of unrecorded requests" in caplog.text, "a failed report")

@@ -23,8 +23,9 @@ from tests.engine.server.processes import (
     environment,
     signalled_while_it_loads,
 )
-from tests.engine.server.serving import Receiver, unserved_port, wait_until
+from tests.engine.server.serving import Receiver, wait_until
 from tests.forked import forked
+from tests.ports import unserved_port
 
 pytestmark = pytest.mark.slow
 

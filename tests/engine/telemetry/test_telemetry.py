@@ -21,8 +21,9 @@ from driftguard_engine.telemetry.telemetry import Telemetry, UnreadableAuthoriti
 
 from driftguard.records import decode_record
 from tests.client.foreign_answers import FOREIGN_ANSWERS
-from tests.engine.server.serving import PATIENCE_SECONDS, Receiver, Reply, unserved_port, wait_until
+from tests.engine.server.serving import PATIENCE_SECONDS, Receiver, Reply, wait_until
 from tests.engine.telemetry.finished import finished_request
+from tests.ports import unserved_port
 from tests.tls import tls_sidecar
 
 CAPTURES = "/api/v1/captures"
