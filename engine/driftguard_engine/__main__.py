@@ -80,7 +80,7 @@ def main(models: ModelOptions, limits: LimitOptions, server: ServerOptions, side
 
     from driftguard_engine.core import EngineError
     from driftguard_engine.drafters import unended_starts
-    from driftguard_engine.drafters.state_file import StateInUse, lock_state
+    from driftguard_engine.drafters.state_file import lock_state
     from driftguard_engine.engine import Engine
     from driftguard_engine.server.app import ServeOptions, serve
     from driftguard_engine.server.cores import usable_cores
@@ -93,7 +93,7 @@ def main(models: ModelOptions, limits: LimitOptions, server: ServerOptions, side
     state_dir = config.state_dir
     try:
         lock = None if state_dir is None else lock_state(state_dir)
-    except (StateInUse, InvalidConfig) as error:
+    except InvalidConfig as error:
         _refuse(str(error), FAILED)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.default_int_handler)  # raises KeyboardInterrupt, until it serves

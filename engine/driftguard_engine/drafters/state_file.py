@@ -14,7 +14,7 @@ from typing import IO
 from driftguard_engine.config import InvalidConfig
 
 FILE_NAME = "draft_in_service.json"
-LOCK_NAME = "lock"
+LOCK_NAME = "state.lock"  # not that of a spool, which may be in the same directory
 
 logger = logging.getLogger(__name__)
 
@@ -39,16 +39,12 @@ def check_writable(state_dir: Path) -> None:
         raise InvalidConfig(f"state_dir: {state_dir} cannot be written to ({error})") from error
 
 
-class StateInUse(Exception):
-    """state_dir: another engine uses {directory}"""
-
-
 def lock_state(state_dir: Path) -> IO[bytes]:
     """Keeps the directory for this process until the returned file closes, as it does with `kill -9`.
 
     Where several engines shared one, the draft that one puts into service would serve from the others after a
     restart, and starts of all of them would count as those of one that ends again and again. Raises
-    StateInUse, and InvalidConfig where it cannot be written to.
+    InvalidConfig: another one has it, or it cannot be written to.
     """
     check_writable(state_dir)
     try:
@@ -56,7 +52,7 @@ def lock_state(state_dir: Path) -> IO[bytes]:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
-        raise StateInUse(f"state_dir: another engine uses {state_dir}; give each its own") from None
+        raise InvalidConfig(f"state_dir: another engine uses {state_dir}; give each its own") from None
     except OSError as error:
         raise InvalidConfig(f"state_dir: {state_dir} cannot be locked ({error})") from error
     return file

@@ -306,6 +306,13 @@ def test_engines_that_share_a_state_directory_do_not_give_up_the_draft_of_the_fi
         assert "draft_version=better" in ready
 
 
+def test_state_and_spool_of_one_engine_may_share_a_directory(models: Path, tmp_path: Path) -> None:
+    both = str(tmp_path / "both")
+    options = ("--state-dir", both, "--spool-dir", both, "--sidecar", "http://127.0.0.1:1")
+    with engine_process(models, *options) as (_, _, ready):
+        assert "engine ready" in ready
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_end_on_request_while_it_loads_is_none_of_these_times_either(
     models: Path, tmp_path: Path, number: signal.Signals
