@@ -359,8 +359,7 @@ class _Announced(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
-            with suppress(OSError):  # as on a full disk: it serves all the same
-                print(f"{self._ready}\n", end="", flush=True)  # at once, since other threads log
+            _tell(self._ready)
 
 
 def run_sidecar(settings: Settings) -> None:
@@ -452,9 +451,9 @@ def run_retraining(settings: Settings, *, server: str | None, force: bool, traff
 
 
 def _tell(line: str) -> None:
-    """One that cannot be written, as to a full disk or to a reader that has gone, ends no training."""
+    """One that cannot be written, as to a full disk or to a reader that has gone, ends nothing."""
     with suppress(OSError):
-        print(line, flush=True)
+        print(f"{line}\n", end="", flush=True)  # at once, since other threads log
 
 
 class _Stop:
