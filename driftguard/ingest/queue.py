@@ -21,9 +21,7 @@ from psycopg import DataError
 from driftguard.errors import BadInput, Busy, DatabaseUnavailable, DriftGuardError
 from driftguard.metrics import Metrics
 from driftguard.records import AcceptanceRecord
-from driftguard.store.advisory_locks import Transaction
 from driftguard.store.database import INGEST, Database, DatabaseTimeout
-from driftguard.store.partitions import take_ingest_lock
 from driftguard.store.records import BatchResult, insert_batches
 from driftguard.store.streams import StreamRegistry
 
@@ -74,9 +72,7 @@ class IngestQueue:
         self._unacknowledged = 0  # records waiting or in the transaction that is being written
         self._stopping = False
         self._backoff_seconds = 0.0
-        self._max_streams = max_streams
         self._registry = StreamRegistry(max_streams)
-        self._transaction = Transaction()  # of the last write
         self._told_full_at: float | None = None
         metrics.ingest.queued_records.set_function(lambda: self._unacknowledged)
         metrics.ingest.oldest_unacknowledged.set_function(self.oldest_unacknowledged_seconds)
@@ -183,14 +179,11 @@ class IngestQueue:
     def _store(self, group: list[_Submission]) -> None:
         try:
             with self._database.session(INGEST) as session:
-                before, self._transaction = self._transaction, take_ingest_lock(session, self._transaction)
-                if self._transaction.server != before.server:
-                    self._registry = StreamRegistry(self._max_streams)
                 results = insert_batches(
                     session, [item.records for item in group], self._registry, datetime.now(UTC)
                 )
         except Exception as error:  # noqa: BLE001 (the thread survives any failure, and every waiting future receives it)
-            self._registry = StreamRegistry(self._max_streams)
+            self._registry.forget()
             self._handle_failure(group, error)
             return
         self._backoff_seconds = 0.0

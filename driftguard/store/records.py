@@ -181,9 +181,10 @@ def insert_batches(
     A record_id is stored once: a second record with the same id that ended within a day of the first is a
     duplicate, whatever else it says. `seq` rises in commit order, and inside the transaction in the order
     given. `now` is when the records arrived. The caller checked clock and retention. Records of streams that
-    would be too many are left out, and the result names those streams.
+    would be too many are left out, and the result names those streams. After a failure the caller lets the
+    registry forget.
     """
-    take_ingest_lock(session)
+    registry.begin(take_ingest_lock(session, registry.transaction))
     refused = registry.register(session, (record for batch in batches for record in batch), now)
     kept = [_of_known_streams(batch, refused) for batch in batches]
     accepted = _store(session, kept, registry, now) if any(kept) else [0] * len(batches)

@@ -18,6 +18,7 @@ from driftguard.records import (
     AcceptanceRecord,
     StreamKey,
 )
+from driftguard.store.advisory_locks import Transaction
 from driftguard.store.tables import Segment, Stream
 
 RelearningReason = Literal["other_version", "damaged"]
@@ -41,14 +42,26 @@ class KnownStream:
 @dataclass(slots=True)
 class StreamRegistry:
     """The writer's memory of streams and segments. `max_streams`: rows of streams; None: any number.
+    `transaction`: the writer's last one.
 
     Rows only grow, so what is remembered stays true; except what a transaction that failed had added, or one
-    that the standby lacks that took over: after either the registry is thrown away and fills again from the
+    that the standby lacks that took over: after either all streams are forgotten, and found again in the
     database.
     """
 
     max_streams: int | None = None
     streams: dict[StreamKey, KnownStream] = field(default_factory=dict)
+    transaction: Transaction = field(default_factory=Transaction)
+
+    def begin(self, transaction: Transaction) -> None:
+        """The writer has begun this one."""
+        if transaction.server != self.transaction.server:
+            self.forget()
+        self.transaction = transaction
+
+    def forget(self) -> None:
+        """After a transaction that failed."""
+        self.streams.clear()
 
     def register(
         self, session: Session, records: Iterable[AcceptanceRecord], now: datetime
