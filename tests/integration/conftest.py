@@ -52,7 +52,7 @@ def drifted_sidecar(postgres_server: str, template_database: str) -> Iterator[ht
             database.close()
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")  # as the sidecar is, which keeps the traffic sent here
 def prometheus(
     drifted_sidecar: httpx.Client, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Prometheus]:
