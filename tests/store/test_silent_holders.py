@@ -131,18 +131,33 @@ def test_a_commit_that_waits_for_a_standby_is_not_ended(database: Database) -> N
         watching.autocommit = True
         stack.callback(_wait_for_standbys, watching, "")
         _wait_for_standbys(watching, "nobody")
-        pid, since = holder.execute("SELECT pg_backend_pid(), now()").fetchone() or (None, None)
-        holder.execute("SELECT pg_advisory_xact_lock(%s::bigint)", [KEY])
-        holder.execute("SET LOCAL synchronous_commit = 'on'")  # which the server of the tests is not
-        holder.execute("CREATE TABLE written ()")
-        committing = stack.enter_context(ThreadPoolExecutor(1)).submit(holder.commit)
-        stack.callback(_wait_for_standbys, watching, "")  # before it is waited for
-        look = "SELECT wait_event = 'SyncRep' FROM pg_stat_activity WHERE pid = %s"
-        wait_until(lambda: watching.execute(look, [pid]).fetchone() == (True,), "the commit to wait")
+        committing = stack.enter_context(ThreadPoolExecutor(1))
+        stack.callback(_wait_for_standbys, watching, "")  # before the commit is waited for
+        holding = _begin(holder)
+        committed = committing.submit(holder.commit)
+
+        def waits() -> bool:
+            nonlocal holding, committed
+            if committed.done():  # the setting shows before the checkpointer tells commits of it
+                holding = _begin(holder)
+                committed = committing.submit(holder.commit)
+            look = "SELECT wait_event = 'SyncRep' FROM pg_stat_activity WHERE pid = %s"
+            return watching.execute(look, [holder.info.backend_pid]).fetchone() == (True,)
+
+        wait_until(waits, "the commit to wait")
         with pytest.raises(DatabaseTimeout, match="for a lock"), database.session(SHORT) as session:
-            session.execute(taking_lock(KEY, SHORT), {"abandoned_pid": pid, "abandoned_since": since})
+            session.execute(taking_lock(KEY, SHORT), holding)
         _wait_for_standbys(watching, "")
-        committing.result(60)
+        committed.result(60)
+
+
+def _begin(holder: psycopg.Connection) -> dict[str, object]:
+    """Takes the lock in a transaction that has something to commit: what another needs to end it."""
+    holder.execute("SELECT pg_advisory_xact_lock(%s::bigint)", [KEY])
+    holder.execute("SET LOCAL synchronous_commit = 'on'")  # which the server of the tests is not
+    holder.execute("SELECT pg_logical_emit_message(true, 'test', 'written')")
+    (since,) = holder.execute("SELECT now()").fetchone() or (None,)
+    return {"abandoned_pid": holder.info.backend_pid, "abandoned_since": since}
 
 
 def _wait_for_standbys(connection: psycopg.Connection, names: str) -> None:
