@@ -9,7 +9,7 @@ import pytest
 
 from driftguard.alerting.alertmanager import ALERTNAME
 from tests.alerts.committed import ALERTMANAGER, RULES, alerts, load
-from tests.deploy.committed import DEPLOY
+from tests.deploy.committed import DEPLOY, documents
 
 pytestmark = pytest.mark.skipif(shutil.which("amtool") is None, reason="amtool is not installed")
 
@@ -54,7 +54,8 @@ def test_what_the_committed_files_wait_for_leaves_a_page_within_two_scrape_inter
     route = load(ALERTMANAGER)["route"]
     group_wait = max(seconds(each.get("group_wait", "0s")) for each in (route, *route["routes"]))
     assert scrape + seconds(group["interval"]) + group_wait < 2 * scrape
-    (endpoint,) = load(DEPLOY / "kubernetes" / "monitoring" / "servicemonitor.yaml")["spec"]["endpoints"]
+    of_sidecars = documents(DEPLOY / "kubernetes" / "monitoring" / "monitors.yaml")[0]
+    (endpoint,) = of_sidecars["spec"]["endpoints"]
     assert seconds(endpoint["interval"]) == scrape
 
 

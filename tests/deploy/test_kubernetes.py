@@ -247,20 +247,44 @@ def test_one_sidecar_scrapes_at_a_time() -> None:
 
 
 def test_prometheus_calls_the_job_as_the_rules_do() -> None:
-    (monitor,) = [found for _, found in OBJECTS if found["kind"] == "ServiceMonitor"]
-    label = monitor["spec"]["jobLabel"]
-    wanted = monitor["spec"]["selector"]["matchLabels"]
+    assert scraped_services("driftguard") == {"driftguard", "chat-driftguard"}
+
+
+def test_prometheus_scrapes_the_engine_for_its_dashboard() -> None:
+    assert scraped_services("driftguard-engine") == {"engine"}
+
+
+def test_prometheus_scrapes_proxies_at_their_admin_port() -> None:
+    """Which no Service serves, so that nobody reaches it beside the model."""
+    (monitor,) = [found["spec"] for _, found in OBJECTS if found["kind"] == "PodMonitor"]
+    ((_, manifest, pod),) = [found for found in PODS if any(map(is_proxy, found[2]["containers"]))]
+    labels = manifest["spec"]["template"]["metadata"]["labels"]
+    assert monitor["selector"]["matchLabels"].items() <= labels.items()
+    (endpoint,) = monitor["podMetricsEndpoints"]
+    assert endpoint["path"] == "/driftguard/metrics"
+    ports = {port["name"]: port["containerPort"] for one in pod["containers"] for port in one["ports"]}
+    assert ports[endpoint["port"]] == PROXY_PORTS["admin"]
+
+
+def scraped_services(job: str) -> set[str]:
+    """The names of the Services that the monitor of this job selects, each with the port that it scrapes."""
+    (monitor,) = [
+        found["spec"]
+        for _, found in OBJECTS
+        if found["kind"] == "ServiceMonitor" and found["metadata"]["name"] == job
+    ]
+    wanted = monitor["selector"]["matchLabels"]
     found = [
         service
         for _, service in NATIVE
         if service["kind"] == "Service" and wanted.items() <= service["metadata"]["labels"].items()
     ]
-    assert {service["metadata"]["name"] for service in found} == {"driftguard", "chat-driftguard"}
-    assert {service["metadata"]["labels"][label] for service in found} == {"driftguard"}
-    (endpoint,) = monitor["spec"]["endpoints"]
+    assert {service["metadata"]["labels"][monitor["jobLabel"]] for service in found} == {job}
+    (endpoint,) = monitor["endpoints"]
     assert endpoint["path"] == "/metrics"
     for service in found:
         assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+    return {service["metadata"]["name"] for service in found}
 
 
 def test_the_prometheus_rule_is_made_from_the_rules() -> None:
