@@ -20,6 +20,7 @@ from tests.deploy.test_kubernetes import KUBERNETES_VERSION, environment
 
 CHART = DEPLOY / "helm" / "driftguard"
 HELM = tool("helm")
+ENDS_WITHIN_SECONDS = 15  # the sidecar, of SIGTERM, whatever hangs
 needs_helm = pytest.mark.skipif(HELM is None, reason="helm is not installed: make build/tools/helm")
 IMAGE = ("image.repository=registry.example.com/driftguard-sidecar",)
 ADDRESS = "externalUrl=https://driftguard.example.com"
@@ -86,6 +87,15 @@ def test_the_pods_are_those_of_the_kustomization() -> None:
         assert other["env"].pop()["name"] == "DRIFTGUARD_SOURCES"
         del container["image"]
     assert found == wanted
+
+
+@needs_helm
+def test_of_two_pods_one_that_ends_serves_until_no_more_requests_are_led_to_it() -> None:
+    pod = rendered(*EVERYTHING)["Deployment-driftguard"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    program, seconds = container["lifecycle"]["preStop"]["exec"]["command"]
+    assert program == "sleep"
+    assert int(seconds) + ENDS_WITHIN_SECONDS < pod.get("terminationGracePeriodSeconds", 30)
 
 
 @needs_helm

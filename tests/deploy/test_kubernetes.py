@@ -123,7 +123,11 @@ def test_what_is_written_to_is_a_volume(file: Path, pod: dict[str, Any], contain
     mounted = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
     written = {"/tmp"} if is_proxy(container) else {"/tmp", "/var/lib/driftguard"}
     assert written <= mounted.keys()
-    assert set(mounted.values()) <= {volume["name"] for volume in pod["volumes"]}
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    assert set(mounted.values()) <= volumes.keys()
+    if not is_proxy(container) and "emptyDir" in volumes[mounted["/var/lib/driftguard"]]:
+        # `driftguard doctor` finds fault with a data directory into which every user may write.
+        assert environment(container)["DRIFTGUARD_DATA_DIR"].startswith("/var/lib/driftguard/")
 
 
 @pytest.mark.parametrize(("file", "pod", "container"), OURS)

@@ -64,7 +64,8 @@ def files(settings: Settings, config: Path | None) -> Iterator[Finding]:
         fix = f"let this user write there, or set data_dir (chown {os.getuid()} {place})"
         yield Finding("data directory", "failed", f"{place} cannot be written", fix)
     elif place == settings.data_directory and place.stat().st_mode & stat.S_IWOTH:
-        yield Finding("data directory", "failed", f"every user may write into {place}", f"chmod o-w {place}")
+        fix = f"chmod o-w {place}, or, where it is a volume such as an emptyDir, data_dir = a directory in it"
+        yield Finding("data directory", "failed", f"every user may write into {place}", fix)
     else:
         yield Finding("data directory", "ok", f"{settings.data_directory} can be written")
 

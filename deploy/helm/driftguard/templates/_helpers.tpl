@@ -28,6 +28,7 @@ env:
   - name: DRIFTGUARD_API_KEY
     valueFrom: {secretKeyRef: {name: {{ .Values.secretName }}, key: api-key}}
   - {name: DRIFTGUARD_CONFIG, value: /etc/driftguard/driftguard.toml}
+  - {name: DRIFTGUARD_DATA_DIR, value: /var/lib/driftguard/data} # every user may write into an emptyDir itself
   {{- with .Values.externalUrl }}
   - {name: DRIFTGUARD_ALERTING__EXTERNAL_URL, value: {{ . | quote }}}
   {{- end }}
