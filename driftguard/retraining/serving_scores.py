@@ -174,6 +174,8 @@ def _draft_directory(database: Database, info: EngineInfo, stream: Stream) -> st
 
 
 def _here(directory: str | None, role: str) -> Path:
-    if directory is None or not Path(directory).is_dir():
-        raise NotScored("not_here", f"the directory of the {role} is {directory}")
+    if directory is None:
+        raise NotScored("not_here", f"the directory of the {role} is not known")
+    if not Path(directory).is_dir():
+        raise NotScored("not_here", f"the directory of the {role}, {directory}, is not on this machine")
     return Path(directory)

@@ -270,14 +270,15 @@ def test_an_engine_that_does_not_answer_is_told(served: Drifted) -> None:
 
 def test_a_model_that_is_not_here_is_told(served: Drifted, engine: EngineStub) -> None:
     engine.target = Path("/models/on/another/machine")
-    scored(served)
+    told = scored(served)
+    assert told == "the directory of the target, /models/on/another/machine, is not on this machine"
     assert known(served) == (None, "not_here")
 
 
 def test_a_draft_version_that_nobody_knows_is_told(served: Drifted, engine: EngineStub) -> None:
     engine.serving = {**engine.serving, "version": "other"}
     engine.loaded = {}
-    scored(served)
+    assert scored(served) == "the directory of the draft is not known"
     assert known(served) == (None, "not_here")
 
 
