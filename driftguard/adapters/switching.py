@@ -27,13 +27,15 @@ _K: Final[dict[str, str]] = {
 }
 
 
-def switching_off(server: str, kind: str | None, admin_url: str | None) -> str:
+def switching_off(server: str, kind: str | None, admin_url: str | None, *, with_key: bool = False) -> str:
     """A command for the built-in engine, else what to change at its next start. `kind`: of the adapter; None
-    where it is not known. `admin_url`: of a built-in engine."""
+    where it is not known. `admin_url`: of a built-in engine; `with_key`: it asks for one."""
     if admin_url is not None:
-        return post(f"{admin_url.rstrip('/')}/admin/speculation", {"enabled": False})
+        url = f"{admin_url.rstrip('/')}/admin/speculation"
+        return post(url, {"enabled": False}, with_key=with_key)
     if kind == "driftguard":
-        return post("http://ENGINE:8100/admin/speculation", {"enabled": False})
+        # Whether it asks for a key is not known: one on loopback, which may need none, ignores it then.
+        return post("http://ENGINE:8100/admin/speculation", {"enabled": False}, with_key=True)
     return _OFF.get(kind or "") or f"start {server} without its options for speculation"
 
 
@@ -43,7 +45,8 @@ def setting_k(server: str, kind: str | None, k: int) -> str:
     return told.replace("{k}", str(k)).replace("{more}", str(k + 1))
 
 
-def post(url: str, body: dict[str, object]) -> str:
-    """A command for a shell."""
+def post(url: str, body: dict[str, object], *, with_key: bool = False) -> str:
+    """A command for a shell. `with_key`: that in its variable DRIFTGUARD_API_KEY."""
     data = shlex.quote(json.dumps(body, ensure_ascii=False))
-    return f"curl -s -X POST {shlex.quote(url)} -H 'Content-Type: application/json' -d {data}"
+    key = '-H "Authorization: Bearer $DRIFTGUARD_API_KEY" ' if with_key else ""
+    return f"curl -s -X POST {shlex.quote(url)} {key}-H 'Content-Type: application/json' -d {data}"

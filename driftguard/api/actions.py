@@ -18,14 +18,17 @@ from driftguard.records.documents.diagnosis import for_server
 class Place:
     """Where an action is taken. kind: of the serving engine, as its metrics tell; None where none are read.
     engine: the server is among the engines in the settings. admin_url: of a built-in engine there, without
-    secrets. sidecar: the address under which people reach this sidecar."""
+    secrets; engine_key: it asks for a key. sidecar: the address under which people reach this sidecar;
+    sidecar_key: which asks for a key there."""
 
     server: str
     draft_version: str
     kind: str | None = None
     engine: bool = False
     admin_url: str | None = None
+    engine_key: bool = False
     sidecar: str = "http://127.0.0.1:8200"
+    sidecar_key: bool = False
 
 
 class RequestModel(BaseModel):
@@ -92,7 +95,7 @@ def _request(action: Action, place: Place) -> RequestModel | None:
 
 def _command(action: Action, place: Place, request: RequestModel | None) -> str | None:
     if action.kind == "speculation_off":
-        return switching_off(place.server, place.kind, place.admin_url)
+        return switching_off(place.server, place.kind, place.admin_url, with_key=place.engine_key)
     if action.kind == "another_k":
         k = action.num_speculative_tokens
         return setting_k(place.server, place.kind, k) if k is not None else None
@@ -108,4 +111,4 @@ def _command(action: Action, place: Place, request: RequestModel | None) -> str 
     if request is None:
         return f"add {place.server} to [[engines]] in the settings first"
     body = dict(request.body) | ({"reason": "REASON"} if action.kind == "roll_back" else {})
-    return post(f"{place.sidecar.rstrip('/')}{request.path}", body)
+    return post(f"{place.sidecar.rstrip('/')}{request.path}", body, with_key=place.sidecar_key)

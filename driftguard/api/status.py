@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Depends, Query
 from fastapi.concurrency import run_in_threadpool
@@ -32,6 +33,7 @@ from driftguard.api.status_models import (
     UnrecordedModel,
 )
 from driftguard.incidents import aftermath
+from driftguard.settings import Settings
 from driftguard.status import streams_in_service, unrecorded
 from driftguard.status.gather import describe
 from driftguard.status.stream_status import StreamStatus
@@ -45,7 +47,7 @@ from driftguard.store import (
     streams,
 )
 from driftguard.store.tables import Incident, Source
-from driftguard_http.origins import url_of
+from driftguard_http.origins import is_loopback, url_of
 
 router = APIRouter(prefix="/api/v1", tags=["status"])
 
@@ -92,21 +94,26 @@ def models_of(
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """What is known of the servers: by name their serving engine, and those in the settings."""
+    """What is known of the servers: by name their serving engine, and those in the settings. `keyed`: of
+    these, the ones with a key. The others as in Place."""
 
     kinds: Mapping[str, str] = field(default_factory=dict)
     engines: Mapping[str, str | None] = field(default_factory=dict)  # -> address of a built-in engine
+    keyed: Collection[str] = ()
     sidecar: str | None = None
+    sidecar_key: bool = False
     cluster_of: Callable[[str], str | None] = lambda _: None
 
     @classmethod
     def of(cls, context: Context, scraped: Sequence[Source]) -> Places:
         settings = context.settings
         return cls(
-            {source.server: source.kind for source in scraped},
-            {engine.server: engine.admin_address for engine in settings.engines},
-            settings.alerting.external_url or url_of(settings.host, settings.port),
-            settings.cluster_of,
+            kinds={source.server: source.kind for source in scraped},
+            engines={engine.server: engine.admin_address for engine in settings.engines},
+            keyed={engine.server for engine in settings.engines if engine.api_key is not None},
+            sidecar=settings.alerting.external_url or url_of(settings.host, settings.port),
+            sidecar_key=_is_key_needed(settings),
+            cluster_of=settings.cluster_of,
         )
 
     def at(self, server: str, draft_version: str) -> Place:
@@ -116,8 +123,21 @@ class Places:
             kind=self.kinds.get(server),
             engine=server in self.engines,
             admin_url=self.engines.get(server),
+            engine_key=server in self.keyed,
+            sidecar_key=self.sidecar_key,
         )
         return replace(place, sidecar=self.sidecar) if self.sidecar is not None else place
+
+
+def _is_key_needed(settings: Settings) -> bool:
+    """At the address under which people reach this sidecar (see auth.is_open): another one than that to which
+    it is bound is of a reverse proxy, whose requests need a key on loopback too."""
+    if not is_loopback(settings.host):
+        return True
+    if (external := settings.alerting.external_url) is None:
+        return False
+    parts = urlsplit(external)
+    return not is_loopback(parts.hostname or "") or parts.port != settings.port
 
 
 def source_models(session: Session, scraped: Sequence[Source]) -> list[SourceModel]:

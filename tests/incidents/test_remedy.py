@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from driftguard.adapters.switching import switching_off
+from driftguard.app import Sidecar, create_app
 from driftguard.cli.main import app
 from driftguard.cost.best_action import IN_ORDER
 from driftguard.incidents import cost_measurement, remedy
@@ -21,11 +23,13 @@ from driftguard.records.documents.diagnosis import Diagnosis
 from driftguard.records.documents.incident import IncidentDiagnosis, SeenEvidence
 from driftguard.records.documents.retraining_run import OldLevel, RunNumbers
 from driftguard.retraining.promotion import watch
+from driftguard.settings import Settings
 from driftguard.status.gather import gather
 from driftguard.store import incidents, retrain_runs
 from driftguard.store.database import Database
 from driftguard.store.tables import Draft, Incident, RetrainRun, Stream
 from tests.alerting.incident_rows import add_incident, add_stream
+from tests.api.ingest_server import serving
 from tests.cost.traffic import Server
 from tests.incidents.test_cost_measurement import fallen, only_incident, send
 from tests.pipeline.sidecar import running_sidecar
@@ -181,6 +185,58 @@ def test_api_command_and_page_name_the_best_and_how_to_do_each(
             assert page.count("<small>best now</small>") == 1
             assert "<strong>Switch speculation off</strong> <small>best now</small>" in page
             assert "secret" not in page
+
+
+KEY = '-H "Authorization: Bearer $DRIFTGUARD_API_KEY"'
+
+
+@pytest.mark.parametrize(
+    ("host", "external_url", "needed"),
+    [
+        ("127.0.0.1", None, False),
+        ("127.0.0.1", "http://127.0.0.1:8200", False),  # as of the demo
+        ("127.0.0.1", "https://driftguard.example", True),  # a reverse proxy on this machine
+        ("127.0.0.1", "http://localhost/driftguard", True),  # the same
+        ("0.0.0.0", None, True),
+        ("0.0.0.0", "http://127.0.0.1:8200", True),  # as of a container
+    ],
+)
+def test_a_command_for_the_sidecar_has_a_key_where_the_sidecar_needs_one(
+    database: Database, tmp_path: Path, host: str, external_url: str | None, needed: bool
+) -> None:
+    incident_id = add_incident(database, [])
+    settings = Settings.model_validate(
+        {
+            "data_dir": tmp_path,
+            "host": host,
+            "alerting": {"external_url": external_url},
+            "engines": [{"server": "chat", "admin_url": "http://engine:8100"}],
+        }
+    )
+    with serving(create_app(Sidecar(settings, database, "http://sidecar"))) as client:
+        told = client.get(f"/api/v1/incidents/{incident_id}", headers={"Host": "127.0.0.1"}).json()
+    commands = {action["kind"]: action["command"] for action in told["actions"]}
+    at = (external_url or f"http://{host}:8200").rstrip("/")
+    assert commands["retrain"].startswith(f"curl -s -X POST {at}/api/v1/retrain -H ")
+    assert (KEY in commands["retrain"]) is needed
+    assert KEY not in commands["speculation_off"]
+
+
+def test_a_command_for_an_engine_that_needs_a_key_has_its_name_and_not_the_key(
+    database: Database, tmp_path: Path
+) -> None:
+    incident_id = add_incident(database, [])
+    engines = [{"server": "chat", "admin_url": "http://engine:8100", "api_key": "secret-4711"}]
+    with running_sidecar(database, tmp_path, engines=engines) as client:
+        answer = client.get(f"/api/v1/incidents/{incident_id}")
+        page = client.get(f"/incidents/{incident_id}").text
+    commands = {action["kind"]: action["command"] for action in answer.json()["actions"]}
+    assert commands["speculation_off"].startswith(
+        f"curl -s -X POST http://engine:8100/admin/speculation {KEY} -H 'Content-Type: application/json' -d"
+    )
+    assert KEY not in commands["retrain"]
+    assert "secret-4711" not in answer.text + page
+    assert f"http://ENGINE:8100/admin/speculation {KEY}" in switching_off("chat", "driftguard", None)
 
 
 def test_a_new_draft_gains_only_in_the_segments_that_fell(database: Database) -> None:
