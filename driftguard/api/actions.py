@@ -12,6 +12,7 @@ from driftguard.adapters.switching import post, setting_k, switching_off
 from driftguard.cost import Interval
 from driftguard.cost.best_action import Action, ActionKind, Basis
 from driftguard.records.documents.diagnosis import for_server
+from driftguard.retraining.engines.candidate_kind import retraining_elsewhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,7 @@ class Place:
     """Where an action is taken. kind: of the serving engine, as its metrics tell; None where none are read.
     engine: the server is among the engines in the settings. admin_url: of a built-in engine there, without
     secrets; engine_key: it asks for a key. sidecar: the address under which people reach this sidecar;
-    sidecar_key: which asks for a key there."""
+    sidecar_key: which asks for a key there. has_torch: this sidecar has, so that it can retrain."""
 
     server: str
     draft_version: str
@@ -29,6 +30,7 @@ class Place:
     engine_key: bool = False
     sidecar: str = "http://127.0.0.1:8200"
     sidecar_key: bool = False
+    has_torch: bool = True
 
 
 class RequestModel(BaseModel):
@@ -85,7 +87,7 @@ class ActionModel(BaseModel):
 
 
 def _request(action: Action, place: Place) -> RequestModel | None:
-    if action.kind == "retrain":
+    if action.kind == "retrain" and place.has_torch:
         return RequestModel(path="/api/v1/retrain", body={"server": place.server, "force": True})
     if action.kind == "roll_back" and action.draft_version is not None and not action.by_hand:
         body = {"server": place.server, "draft_version": place.draft_version}
@@ -108,6 +110,8 @@ def _command(action: Action, place: Place, request: RequestModel | None) -> str 
         return None
     if action.by_hand:
         return f"start {place.server} with draft {action.draft_version} again"
+    if action.kind == "retrain" and place.engine and not place.has_torch:
+        return retraining_elsewhere(place.server, force=True)
     if request is None:
         return f"add {place.server} to [[engines]] in the settings first"
     body = dict(request.body) | ({"reason": "REASON"} if action.kind == "roll_back" else {})

@@ -163,7 +163,8 @@ def get_retrain_run(run_id: UUID, context: AnyContext) -> RunDetail:
     responses=example("job", status=202) | problem(Conflict, "a retraining of chat-eu-1 is queued already"),
 )
 def retrain(body: RetrainBody, request: Request) -> JobModel:
-    """Queues a retraining. 409 while one for this server runs or is queued."""
+    """Queues a retraining. 409 while one for this server runs or is queued, and where the sidecar has no
+    torch: `detail` has the command to run where it is."""
     ask = cast("RequestRetraining", request.app.state.request_retraining)
     return JobModel(job_id=ask(body.server, force=body.force))
 

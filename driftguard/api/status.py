@@ -33,6 +33,7 @@ from driftguard.api.status_models import (
     UnrecordedModel,
 )
 from driftguard.incidents import aftermath
+from driftguard.retraining.engines.candidate_kind import torch_version
 from driftguard.settings import Settings
 from driftguard.status import streams_in_service, unrecorded
 from driftguard.status.gather import describe
@@ -102,6 +103,7 @@ class Places:
     keyed: Collection[str] = ()
     sidecar: str | None = None
     sidecar_key: bool = False
+    has_torch: bool = True
     cluster_of: Callable[[str], str | None] = lambda _: None
 
     @classmethod
@@ -113,6 +115,7 @@ class Places:
             keyed={engine.server for engine in settings.engines if engine.api_key is not None},
             sidecar=settings.alerting.external_url or url_of(settings.host, settings.port),
             sidecar_key=_is_key_needed(settings),
+            has_torch=torch_version() is not None,
             cluster_of=settings.cluster_of,
         )
 
@@ -125,6 +128,7 @@ class Places:
             admin_url=self.engines.get(server),
             engine_key=server in self.keyed,
             sidecar_key=self.sidecar_key,
+            has_torch=self.has_torch,
         )
         return replace(place, sidecar=self.sidecar) if self.sidecar is not None else place
 

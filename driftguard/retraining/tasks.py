@@ -27,6 +27,7 @@ from driftguard.retraining.due import (
     is_score_due,
     why_not,
 )
+from driftguard.retraining.engines.candidate_kind import retraining_elsewhere, torch_version
 from driftguard.retraining.engines.engine_admin import EngineAway, EngineRefused, engine_of
 from driftguard.retraining.ledger.outcome import Trigger
 from driftguard.retraining.promotion import abandoned, restart
@@ -136,7 +137,7 @@ class RetrainingJobs:
     def request(self, app: procrastinate.App, server: str | None, *, force: bool) -> int:
         """Queues a retraining by hand; returns the job's id.
 
-        Raises BadInput (no such engine), Conflict (one runs or waits already).
+        Raises BadInput (no such engine), Conflict (one runs or waits already, or there is no torch here).
         """
         try:
             name = engine_of(self._settings, server).server
@@ -149,6 +150,11 @@ class RetrainingJobs:
             ]
         if running:
             raise Conflict(f"a retraining of {name} is {running[0].state}", run_id=str(running[0].id))
+        if torch_version() is None:
+            raise Conflict(
+                "torch is not installed beside this sidecar, so it makes no draft: run "
+                f"`{retraining_elsewhere(name, force=force)}` where it is, as the nightly job does"
+            )
         job_id = defer_retraining(app, name, "manual", force=force, asked_at=now)
         if job_id is None:
             raise Conflict(f"a retraining of {name} is queued already")

@@ -11,6 +11,7 @@ import httpx
 import procrastinate
 import pytest
 from fastapi import FastAPI
+from sqlalchemy import text
 
 from driftguard.api import drafts as draft_routes
 from driftguard.api import retraining
@@ -18,6 +19,7 @@ from driftguard.api.context import Context
 from driftguard.api.problems import install_problem_handlers
 from driftguard.ingest.queue import IngestQueue
 from driftguard.metrics import Metrics
+from driftguard.retraining.engines import candidate_kind
 from driftguard.retraining.tasks import NAMESPACE, RetrainingJobs
 from driftguard.settings import EngineSettings, Settings
 from driftguard.sources.otlp_push import PushedSources
@@ -136,6 +138,39 @@ def test_a_retraining_is_queued_once(client: httpx.Client) -> None:
     again = client.post("/api/v1/retrain", json={"server": "engine-1"})
     assert again.status_code == 409
     assert "queued already" in again.json()["detail"]
+
+
+def test_without_torch_a_retraining_is_refused_at_once_and_where_to_run_it_is_said(
+    client: httpx.Client, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was queued, and some seconds later there was a failed run, and a page."""
+    monkeypatch.setattr(candidate_kind, "find_spec", lambda _: None)
+    for body, command in (
+        ({"force": True}, "driftguard retrain --server engine-1 --force"),
+        ({"server": "engine-1", "force": True}, "driftguard retrain --server engine-1 --force"),
+        ({"server": "engine-1"}, "driftguard retrain --server engine-1"),
+    ):
+        answer = client.post("/api/v1/retrain", json=body)
+        assert answer.status_code == 409
+        assert answer.json()["detail"] == (
+            f"torch is not installed beside this sidecar, so it makes no draft: run `{command}` where it is, "
+            "as the nightly job does"
+        )
+    with database.session() as session:
+        assert session.scalar(text("SELECT count(*) FROM procrastinate_jobs")) == 0
+    assert client.get("/api/v1/retrain-runs").json()["runs"] == []
+    unknown = client.post("/api/v1/retrain", json={"server": "other", "force": True})
+    assert unknown.status_code == 422
+
+
+def test_without_torch_a_retraining_that_runs_elsewhere_is_told(
+    client: httpx.Client, database: Database, filled: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To run the command would only say the same."""
+    monkeypatch.setattr(candidate_kind, "find_spec", lambda _: None)
+    with retrain_runs.try_lock(database, "engine-1", "target"):
+        answer = client.post("/api/v1/retrain", json={"force": True})
+    assert (answer.status_code, answer.json()["detail"]) == (409, "a retraining of engine-1 is training")
 
 
 def test_a_request_for_nothing_that_exists_is_refused(client: httpx.Client) -> None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 from driftguard.app import Sidecar, create_app
 from driftguard.cli import app
 from driftguard.demo.processes import free_url
+from driftguard.retraining.engines import candidate_kind
 from driftguard.settings import Settings, SourceSettings
 from driftguard.store.database import Database
 from driftguard.store.keys import create_key
@@ -446,13 +447,7 @@ def test_a_disk_that_is_full(
 
 
 def test_what_training_and_promotion_lack(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
-
-    def without_torch(name: str) -> str:
-        if name == "torch":
-            raise PackageNotFoundError(name)
-        return version(name)
-
-    monkeypatch.setattr("driftguard.app.doctor.machine.version", without_torch)
+    monkeypatch.setattr(candidate_kind, "find_spec", lambda _: None)
     patient.settings += [
         "[[engines]]", 'server = "chat"', 'target_directory = "/t"', 'draft_directory = "/d"',
         "num_speculative_tokens = 3", "[retraining]", 'promote_command = ["no-such-program"]',
@@ -463,3 +458,14 @@ def test_what_training_and_promotion_lack(patient: Patient, monkeypatch: pytest.
     assert "there is no program no-such-program" in checks["promotion"]["found"]
     patient.settings.append("automatic = false")  # as beside a nightly job in an image of its own
     assert patient.checked()["training"]["state"] == "warning"
+
+
+def test_a_corpus_needs_torch_too(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Doctor said nothing of it, and each run of such a server failed."""
+    patient.settings += [
+        "[[engines]]", 'server = "chat"', 'update_url = "http://127.0.0.1:9"',
+        'update_engine = "sglang_ngram"', 'target_directory = "/t"', "num_speculative_tokens = 3",
+    ]  # fmt: skip
+    assert patient.checked()["training"]["found"] == f"torch {version('torch')}"
+    monkeypatch.setattr(candidate_kind, "find_spec", lambda _: None)
+    assert patient.checked()["training"]["state"] == "failed"

@@ -22,6 +22,7 @@ from driftguard.incidents.opening import NOBODY
 from driftguard.records.documents.diagnosis import Diagnosis
 from driftguard.records.documents.incident import IncidentDiagnosis, SeenEvidence
 from driftguard.records.documents.retraining_run import OldLevel, RunNumbers
+from driftguard.retraining.engines import candidate_kind
 from driftguard.retraining.promotion import watch
 from driftguard.settings import Settings
 from driftguard.status.gather import gather
@@ -185,6 +186,34 @@ def test_api_command_and_page_name_the_best_and_how_to_do_each(
             assert page.count("<small>best now</small>") == 1
             assert "<strong>Switch speculation off</strong> <small>best now</small>" in page
             assert "secret" not in page
+
+
+def test_without_torch_the_command_to_retrain_elsewhere_is_told_instead_of_a_button(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The button was there, and each press of it ended as a failed run."""
+    incident, stream = fallen(database, DRAFT_LOSES, 5, {0: 100, 4: 1200})
+    diagnosed(database)
+    monkeypatch.setattr(candidate_kind, "find_spec", lambda _: None)
+    command = "driftguard retrain --server chat --force"
+    told = f"<code>{command}</code>"
+    engines = [{"server": "chat", "admin_url": "http://engine:8100"}]
+    with running_sidecar(database, tmp_path, engines=engines) as client:
+        shown = client.get(f"/api/v1/streams/{stream.id}").json()
+        detail = client.get(f"/api/v1/incidents/{incident.id}").json()
+        for actions in (shown["actions"], detail["actions"]):
+            (retrain,) = [action for action in actions if action["kind"] == "retrain"]
+            assert (retrain["request"], retrain["command"]) == (None, command)
+        for path in (f"/streams/{stream.id}", f"/incidents/{incident.id}"):
+            page = client.get(path).text
+            assert page.count(told) == 1
+            assert "Torch is not installed beside this sidecar" in page
+            assert "/api/v1/retrain" not in page
+        body = {"reason": "of the test"}
+        client.post(f"/api/v1/incidents/{incident.id}/resolve", json=body).raise_for_status()
+        page = client.get(f"/incidents/{incident.id}").text
+        assert page.count(told) == 1
+        assert "/api/v1/retrain" not in page
 
 
 KEY = '-H "Authorization: Bearer $DRIFTGUARD_API_KEY"'

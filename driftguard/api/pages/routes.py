@@ -39,6 +39,7 @@ from driftguard.api.streams import decode, matching
 from driftguard.errors import NotFound
 from driftguard.metrics.labels import StreamVerdict
 from driftguard.records.documents.retraining_run import TrainingCurve
+from driftguard.retraining.engines.candidate_kind import retraining_elsewhere, torch_version
 from driftguard.retraining.promotion.watch import against
 from driftguard.settings.loading import describe_settings
 from driftguard.settings.secrets import masked_command, secrets_of
@@ -335,8 +336,8 @@ def _level(rate: Rate | None) -> dict[str, Any] | None:
 
 
 def _deciding(request: Request, session: Session, server: str, target: str) -> dict[str, Any]:
-    """Values for the buttons: whether a key is needed, whether there is an engine, the target of a
-    rollback."""
+    """Values for the buttons: whether a key is needed, whether there is an engine, the target of a rollback,
+    and the command that takes the place of a retraining here."""
     settings = get_context(request).settings
     serving = drafts.in_service(session, server, target)
     return {
@@ -344,4 +345,5 @@ def _deciding(request: Request, session: Session, server: str, target: str) -> d
         "has_engine": any(engine.server == server for engine in settings.engines),
         "in_service": serving.version if serving else None,
         "rollback_to": serving.parent_version if serving else None,
+        "elsewhere": retraining_elsewhere(server, force=True) if torch_version() is None else None,
     }

@@ -7,11 +7,12 @@ import platform
 import shutil
 import stat
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
 from driftguard.app.doctor.finding import Finding
+from driftguard.retraining.engines.candidate_kind import torch_version
 from driftguard.settings import Settings
 from driftguard.settings.secrets import secrets_of
 from driftguard.store.migrations import head_revision
@@ -27,11 +28,9 @@ def versions() -> Iterator[Finding]:
 
 def training(settings: Settings) -> Iterator[Finding]:
     """Nothing where no engine is configured."""
-    if any(engine.update_engine != "sglang_ngram" for engine in settings.engines):
-        try:
-            yield Finding("training", "ok", f"torch {version('torch')}")
-        except PackageNotFoundError:
-            yield _no_torch(settings)
+    if settings.engines:
+        found = torch_version()
+        yield _no_torch(settings) if found is None else Finding("training", "ok", f"torch {found}")
     if command := settings.retraining.promote_command:
         if shutil.which(command[0]) is None:
             told = f"retraining.promote_command: there is no program {command[0]}"
