@@ -47,7 +47,7 @@ from driftguard.probes.loop import ProbeLoop
 from driftguard.probes.target import targets_of
 from driftguard.retraining.promotion.watch_hook import watch_promoted
 from driftguard.retraining.run import retrain
-from driftguard.retraining.tasks import NAMESPACE, QUEUE, SETTLING, RetrainingJobs
+from driftguard.retraining.tasks import NAMESPACE, RetrainingJobs
 from driftguard.settings import Settings
 from driftguard.settings.secrets import secrets_of
 from driftguard.sources.otlp_push import PushedSources
@@ -215,7 +215,8 @@ class Sidecar:
     async def _run_workers(self) -> None:
         app = self._job_app(job_queue.worker_connector(self.database))
         async with app.open_async():
-            workers = [asyncio.create_task(_work_on(app, queue)) for queue in (QUEUE, SETTLING)]
+            queues = self._retraining.queues.items()
+            workers = [asyncio.create_task(_work_on(app, name, found)) for name, found in queues]
             try:
                 await asyncio.gather(*workers)
             finally:
@@ -304,11 +305,11 @@ def _seconds_since_boot() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) if sys.platform == "linux" else time.monotonic()
 
 
-async def _work_on(app: procrastinate.App, queue: str) -> None:
+async def _work_on(app: procrastinate.App, name: str, queues: list[str]) -> None:
     """One job at a time."""
     await app.run_worker_async(
-        queues=[queue],
-        name=queue,
+        queues=queues,
+        name=name,
         concurrency=1,
         install_signal_handlers=False,
         delete_jobs="successful",

@@ -7,6 +7,7 @@ kind per server. So a lost job, a killed worker or an engine that did not answer
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,12 +36,14 @@ from driftguard.retraining.promotion.reconcile import end_killed, settle
 from driftguard.retraining.run import retrain
 from driftguard.retraining.serving_scores import give_up_killed, score
 from driftguard.settings import Settings
-from driftguard.store import drafts, incidents, retrain_runs, serving_scores
+from driftguard.store import configured_engines, drafts, incidents, retrain_runs, serving_scores
 from driftguard.store.database import Database
 from driftguard.store.serving_scores import Attempt
 from driftguard.store.source_activity import newest_stream, stream_in_service
 from driftguard.store.tables import Incident, RetrainRun, Stream
 
+# A job about a server among the engines in the settings waits in a queue of that server: another sidecar on
+# this database, whose settings lack it, could not do it.
 QUEUE: Final = "retraining"
 SETTLING: Final = "settling"  # by itself, so that a rollback waits for no training of another server
 NAMESPACE: Final = "retraining"
@@ -58,7 +61,7 @@ log = structlog.get_logger(__name__)
 class RetrainingJobs:
     """Add `blueprint` to the procrastinate app, and call `defer_due` in a loop of the sidecar.
 
-    QUEUE and SETTLING should have a worker each: a job of the first lasts as long as a training.
+    Each of `queues` should have a worker: a job of the first lasts as long as a training.
     `should_stop` ends a running training soon, so that the sidecar can stop.
     """
 
@@ -81,6 +84,12 @@ class RetrainingJobs:
         blueprint.task(name="settle", queue=SETTLING)(self.settle)
         blueprint.task(name="score", queue=QUEUE)(self.score)
         return blueprint
+
+    @property
+    def queues(self) -> dict[str, list[str]]:
+        """Name of a worker -> the queues of the jobs that this sidecar can do."""
+        servers = sorted(self._servers())
+        return {base: [base, *(_queue(base, server) for server in servers)] for base in (QUEUE, SETTLING)}
 
     def retrain(
         self,
@@ -168,17 +177,23 @@ class RetrainingJobs:
         if is_rare:
             give_up_killed(self._database, self._settings)
         is_automatic, scores = self._settings.retraining.automatic, self._settings.diagnosis.score_captures
+        own = self._servers()
         with self._database.session() as session:
+            if is_rare:
+                configured_engines.tell(session, own)
+            elsewhere = configured_engines.told(session) - own
             unsettled = {*self._unsettled(session), *(self._unfollowed(session) if is_rare else ())}
             falls = incidents.falls_to_act_on(session, unscored=scores, retrainable=is_automatic)
             attempts = serving_scores.attempts(session, [incident.id for incident, _ in falls])
             due = list(self._due(session, falls, attempts)) if is_automatic else []
-        for server in sorted(unsettled & self._servers()):
-            _defer(app, "settle", {"server": server})
-        self._end_out_of_settings(unsettled - self._servers())
+        for server in sorted(unsettled & own):
+            _defer(app, "settle", _queue(SETTLING, server), {"server": server})
+        self._end_out_of_settings(unsettled - own - elsewhere)
         for incident, stream in falls if scores else ():
-            if is_score_due(incident, attempts.get(incident.id)):
-                _defer(app, "score", {"server": stream.server, "incident_id": str(incident.id)})
+            server = stream.server
+            if server not in elsewhere and is_score_due(incident, attempts.get(incident.id)):
+                arguments = {"server": server, "incident_id": str(incident.id)}
+                _defer(app, "score", _queue(QUEUE, server) if server in own else QUEUE, arguments)
         for server, incident_id in due:
             defer_retraining(app, server, "incident", incident_id=incident_id)
 
@@ -262,17 +277,26 @@ def defer_retraining(
     incident = str(incident_id) if incident_id else None
     arguments = {"server": server, "trigger": trigger, "incident_id": incident, "force": force}
     # No argument more: a sidecar of an older version on this database, which may run it, would fail at that.
-    return _defer(app, "retrain", arguments, schedule_at=asked_at)
+    return _defer(app, "retrain", _queue(QUEUE, server), arguments, schedule_at=asked_at)
+
+
+def _queue(base: str, server: str) -> str:
+    """A short name: that of the channel on which its workers hear of jobs may have 63 bytes."""
+    return f"{base} {hashlib.sha256(server.encode()).hexdigest()[:16]}"
 
 
 def _defer(
-    app: procrastinate.App, task: str, arguments: dict[str, Any], schedule_at: datetime | None = None
+    app: procrastinate.App,
+    task: str,
+    queue: str,
+    arguments: dict[str, Any],
+    schedule_at: datetime | None = None,
 ) -> int | None:
     # No `lock`: procrastinate would never release that of a killed worker's job. The advisory lock of
     # retrain_runs, which ends with its process, prevents two runs at a time.
     job = app.configure_task(
         f"{NAMESPACE}:{task}",
-        queue=SETTLING if task == "settle" else QUEUE,
+        queue=queue,
         queueing_lock=f"{task} {arguments['server']}",
         schedule_at=schedule_at,
     )

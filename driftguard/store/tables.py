@@ -332,6 +332,15 @@ class ScrapeLease(Base):
     taken_at: Mapped[datetime]
 
 
+class ConfiguredEngine(Base):
+    """A server that a sidecar on this database has among the engines in its settings."""
+
+    __tablename__ = "configured_engines"
+
+    server: Mapped[str] = mapped_column(primary_key=True)
+    told_at: Mapped[datetime]  # last, by the database's clock
+
+
 class Incident(Base):
     __tablename__ = "incidents"
     __table_args__ = (

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -20,12 +21,13 @@ from sqlalchemy import event, text, update
 
 from driftguard.app import Sidecar
 from driftguard.errors import Conflict
+from driftguard.records.documents.incident import SeenEvidence
 from driftguard.records.documents.retraining_run import RunNumbers, Watch
 from driftguard.retraining import tasks
 from driftguard.retraining.ledger.outcome import RetrainOutcome
 from driftguard.retraining.run import retrain
-from driftguard.retraining.tasks import NAMESPACE, QUEUE, SETTLING, RetrainingJobs, defer_retraining
-from driftguard.settings import Settings
+from driftguard.retraining.tasks import NAMESPACE, RetrainingJobs, defer_retraining
+from driftguard.settings import EngineSettings, Settings
 from driftguard.store import drafts, incidents, retrain_runs
 from driftguard.store.database import Database
 from driftguard.store.job_queue import deferring_connector, worker_connector
@@ -38,6 +40,8 @@ from tests.retraining.promotion.test_watch_hook import CANDIDATE, promoted
 from tests.retraining.world import BEFORE, MOVED, OLD, incident_of, make_settings, rates, record, store
 
 __all__ = ["promoted"]
+
+AWAY = "http://127.0.0.1:9"
 
 
 @pytest.fixture
@@ -64,7 +68,8 @@ async def work(database: Database, jobs: RetrainingJobs) -> None:
     app = procrastinate.App(connector=worker_connector(database))
     app.add_tasks_from(jobs.blueprint, namespace=NAMESPACE)
     async with app.open_async():
-        await app.run_worker_async(queues=[QUEUE, SETTLING], wait=False, install_signal_handlers=False)
+        queues = list(chain.from_iterable(jobs.queues.values()))
+        await app.run_worker_async(queues=queues, wait=False, install_signal_handlers=False)
 
 
 def waiting(database: Database) -> int:
@@ -167,11 +172,13 @@ def test_a_look_where_nothing_is_due_writes_nothing_and_reads_no_incident(
             incident.diagnosis = replace(MOVED, cause="machine", retrain=False)
     settings = make_settings(tmp_path / "data", engine.url, automatic=why == "machine")
     jobs = RetrainingJobs(drifted.database, settings)
-    with counted(drifted.database) as found:
-        jobs.defer_due(queue)
-    assert waiting(drifted.database) == 0
-    assert found["incidents"] == found["UPDATE"] == found["INSERT"] == 0
-    assert found["SELECT"] > 0
+    for told in (1, 0):  # once a minute, which servers are in the settings
+        with counted(drifted.database) as found:
+            jobs.defer_due(queue)
+        assert waiting(drifted.database) == 0
+        assert found["INSERT"] == found["DELETE"] == told
+        assert found["incidents"] == found["UPDATE"] == 0
+        assert found["SELECT"] > 0
 
 
 def test_a_killed_run_is_settled_and_begun_anew(
@@ -358,7 +365,9 @@ def test_a_rollback_waits_for_no_training_of_another_server(
     drifted: Drifted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the sidecar's own workers."""
-    sidecar = Sidecar(drifted.settings, drifted.database, "http://sidecar")
+    other = EngineSettings(server="engine-2", admin_url=AWAY)
+    settings = drifted.settings.model_copy(update={"engines": [*drifted.settings.engines, other]})
+    sidecar = Sidecar(settings, drifted.database, "http://sidecar")
     training, settled, meanwhile = threading.Event(), threading.Event(), list[bool]()
 
     def train(*_: object, server: str, **__: object) -> RetrainOutcome:
@@ -385,6 +394,64 @@ def test_a_rollback_waits_for_no_training_of_another_server(
         defer_retraining(sidecar._deferring, "engine-2", "nightly")
         asyncio.run(run())
     assert meanwhile == [True]
+
+
+@pytest.fixture
+def beside(drifted: Drifted, tmp_path: Path) -> RetrainingJobs:
+    """Of a sidecar on the same database that has another engine, as in the pod of another server."""
+    settings = make_settings(tmp_path / "beside", AWAY)
+    other = EngineSettings(server="engine-2", admin_url=AWAY)
+    return RetrainingJobs(drifted.database, settings.model_copy(update={"engines": [other]}))
+
+
+def test_a_server_may_have_a_long_name(drifted: Drifted, patient: Settings) -> None:
+    """PostgreSQL cuts the names of channels, on which workers hear of jobs, at 63 bytes."""
+    name = "Gespräche-" * 20
+    engine = EngineSettings(server=name, admin_url=AWAY)
+    jobs = RetrainingJobs(drifted.database, patient.model_copy(update={"engines": [engine]}))
+    app = procrastinate.App(connector=deferring_connector(drifted.database))
+    app.add_tasks_from(jobs.blueprint, namespace=NAMESPACE)
+    with app.open():
+        jobs.request(app, name, force=False)
+    asyncio.run(work(drifted.database, jobs))
+    assert waiting(drifted.database) == 0
+
+
+def test_scores_are_left_to_the_sidecar_that_has_the_engine(
+    drifted: Drifted, jobs: RetrainingJobs, beside: RetrainingJobs, queue: procrastinate.App
+) -> None:
+    with drifted.database.session() as session:
+        incident = incidents.find(session, drifted.incident_id)[0]
+        incident.diagnosis = replace(MOVED, seen=SeenEvidence(probes=0, captures=100))
+    jobs.defer_due(queue)
+    assert waiting(drifted.database) == 1
+    for _ in range(2):
+        asyncio.run(work(drifted.database, beside))
+        beside.defer_due(queue)
+    assert waiting(drifted.database) == 1
+    asyncio.run(work(drifted.database, jobs))
+    assert waiting(drifted.database) == 0
+
+
+def test_jobs_and_runs_are_left_to_the_sidecar_that_has_the_engine(
+    drifted: Drifted,
+    jobs: RetrainingJobs,
+    beside: RetrainingJobs,
+    queue: procrastinate.App,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tasks, "OUT_OF_SETTINGS_SECONDS", 0.0)
+    with drifted.database.session() as session:
+        retrain_runs.begin(session, unended_run(drifted, "promoting"))
+    jobs.defer_due(queue)
+    assert waiting(drifted.database) == 2  # settle, and retrain
+    beside.defer_due(queue)
+    asyncio.run(work(drifted.database, beside))
+    assert waiting(drifted.database) == 2
+    assert [run.state for run in runs(drifted.database)] == ["promoting"]
+    asyncio.run(work(drifted.database, jobs))
+    assert waiting(drifted.database) == 0
+    assert "promoting" not in {run.state for run in runs(drifted.database)}
 
 
 def test_a_killed_run_of_a_server_that_is_no_longer_in_the_settings_ends(
