@@ -51,9 +51,10 @@ NAMESPACE: Final = "retraining"
 # draft serves.
 RARELY: Final = 60.0
 REFUSED_SECONDS: Final = 60.0  # before an engine is asked again that has refused what settles it
-# For which a server is not in the settings before its runs end that nobody else can go on with: who took it
-# out by mistake, or has to restart several sidecars, puts it back.
-OUT_OF_SETTINGS_SECONDS: Final = 600.0
+# After its start, before a sidecar takes a server for one that no sidecar has in its settings: meanwhile the
+# others tell theirs.
+STARTED_SECONDS: Final = 600.0
+OLDEST_REQUEST: Final = timedelta(days=1)  # a job waits for as long as no sidecar has its engine
 _Incidents = Sequence[tuple[Incident, Stream]]
 log = structlog.get_logger(__name__)
 
@@ -71,10 +72,10 @@ class RetrainingJobs:
         self._database = database
         self._settings = settings
         self._should_stop = should_stop
+        self._started_at = time.monotonic()
         self._rare_look_at = -math.inf
         self._unsettled_because: dict[str, str] = {}
         self._refused_at: dict[str, float] = {}
-        self._out_of_settings_since: dict[str, float] = {}
 
     @property
     def blueprint(self) -> procrastinate.Blueprint:
@@ -108,9 +109,13 @@ class RetrainingJobs:
         if (asked_at := context.job.scheduled_at) is not None:
             with self._database.session() as session:
                 begun = retrain_runs.begun_since(session, server, asked_at)
+                is_old = retrain_runs.now(session) - asked_at > OLDEST_REQUEST
             if begun is not None:
                 log.info("retraining left out: one was asked for already", server=server, run=str(begun.id))
                 return f"nothing_to_do: run {begun.id} has begun since this was asked for"
+            if is_old:
+                log.info("retraining left out: it was asked for long ago", server=server, at=str(asked_at))
+                return f"nothing_to_do: this was asked for at {asked_at}"
         outcome = retrain(
             self._database,
             self._settings,
@@ -173,14 +178,14 @@ class RetrainingJobs:
         """Queues what is due: scores and retrainings of unresolved falls, and settling where a run was
         interrupted or another draft serves than the one that is known. An incident whose captured requests
         can be scored is retrained for after that."""
-        is_rare = self._is_rare_look()
+        is_rare = time.monotonic() - self._rare_look_at >= RARELY
+        own = self._servers()
         if is_rare:
             give_up_killed(self._database, self._settings)
-        is_automatic, scores = self._settings.retraining.automatic, self._settings.diagnosis.score_captures
-        own = self._servers()
-        with self._database.session() as session:
-            if is_rare:
+            with self._database.session() as session:
                 configured_engines.tell(session, own)
+        is_automatic, scores = self._settings.retraining.automatic, self._settings.diagnosis.score_captures
+        with self._database.session() as session:
             elsewhere = configured_engines.told(session) - own
             unsettled = {*self._unsettled(session), *(self._unfollowed(session) if is_rare else ())}
             falls = incidents.falls_to_act_on(session, unscored=scores, retrainable=is_automatic)
@@ -188,30 +193,22 @@ class RetrainingJobs:
             due = list(self._due(session, falls, attempts)) if is_automatic else []
         for server in sorted(unsettled & own):
             _defer(app, "settle", _queue(SETTLING, server), {"server": server})
-        self._end_out_of_settings(unsettled - own - elsewhere)
+        is_new = time.monotonic() - self._started_at < STARTED_SECONDS
+        for server in sorted(unsettled - own - elsewhere):
+            end_killed(self._database, self._settings, server)
+            if not is_new:
+                abandoned.end_of_server(self._database, server)
         for incident, stream in falls if scores else ():
             server = stream.server
-            if server not in elsewhere and is_score_due(incident, attempts.get(incident.id)):
+            if server not in own and (is_new or server in elsewhere):
+                continue
+            if is_score_due(incident, attempts.get(incident.id)):
                 arguments = {"server": server, "incident_id": str(incident.id)}
                 _defer(app, "score", _queue(QUEUE, server) if server in own else QUEUE, arguments)
         for server, incident_id in due:
             defer_retraining(app, server, "incident", incident_id=incident_id)
-
-    def _end_out_of_settings(self, unsettled: set[str]) -> None:
-        """Of servers that were taken out of the settings while a run was under way."""
-        now, before = time.monotonic(), self._out_of_settings_since
-        self._out_of_settings_since = {server: before.get(server, now) for server in unsettled}
-        for server, since in sorted(self._out_of_settings_since.items()):
-            end_killed(self._database, self._settings, server)
-            if now - since >= OUT_OF_SETTINGS_SECONDS:
-                abandoned.end_of_server(self._database, server)
-
-    def _is_rare_look(self) -> bool:
-        now = time.monotonic()
-        if now - self._rare_look_at < RARELY:
-            return False
-        self._rare_look_at = now
-        return True
+        if is_rare:  # one that failed, as while the database is away, is made up for at once
+            self._rare_look_at = time.monotonic()
 
     def _servers(self) -> set[str]:
         return {engine.server for engine in self._settings.engines}
@@ -276,7 +273,7 @@ def defer_retraining(
     """Queues a retraining; its job's id, or None when one of this server is queued already."""
     incident = str(incident_id) if incident_id else None
     arguments = {"server": server, "trigger": trigger, "incident_id": incident, "force": force}
-    # No argument more: a sidecar of an older version on this database, which may run it, would fail at that.
+    # No argument more: a sidecar of an older version that has this engine and may run it would fail at that.
     return _defer(app, "retrain", _queue(QUEUE, server), arguments, schedule_at=asked_at)
 
 

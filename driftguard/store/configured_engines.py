@@ -7,25 +7,24 @@ from collections.abc import Collection
 from datetime import timedelta
 from typing import Final
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from driftguard.store.tables import ConfiguredEngine
 
-FORGOTTEN_AFTER: Final = timedelta(minutes=3)  # of a sidecar that ended, or whose settings lack it now
+FORGOTTEN_AFTER: Final = timedelta(hours=1)  # settings change rarely; a sidecar may be stopped for a while
 
 
 def tell(session: Session, servers: Collection[str]) -> None:
     """That this sidecar has these in its settings, by the database's clock."""
-    if servers:
+    if servers:  # in one order, so that two sidecars wait for each other and not both
         rows = [{"server": server, "told_at": func.now()} for server in sorted(servers)]
         told = insert(ConfiguredEngine).values(rows)
         session.execute(told.on_conflict_do_update(index_elements=["server"], set_={"told_at": func.now()}))
-    session.execute(delete(ConfiguredEngine).where(ConfiguredEngine.told_at < func.now() - FORGOTTEN_AFTER))
 
 
 def told(session: Session) -> set[str]:
-    """Servers that some sidecar has in its settings, this one among them."""
+    """Servers that some sidecar has in its settings, or had within the last hour; this one's among them."""
     query = select(ConfiguredEngine.server).where(ConfiguredEngine.told_at >= func.now() - FORGOTTEN_AFTER)
     return set(session.scalars(query))

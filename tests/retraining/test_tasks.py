@@ -20,7 +20,7 @@ import pytest
 from sqlalchemy import event, text, update
 
 from driftguard.app import Sidecar
-from driftguard.errors import Conflict
+from driftguard.errors import Conflict, DatabaseUnavailable
 from driftguard.records.documents.incident import SeenEvidence
 from driftguard.records.documents.retraining_run import RunNumbers, Watch
 from driftguard.retraining import tasks
@@ -28,7 +28,7 @@ from driftguard.retraining.ledger.outcome import RetrainOutcome
 from driftguard.retraining.run import retrain
 from driftguard.retraining.tasks import NAMESPACE, RetrainingJobs, defer_retraining
 from driftguard.settings import EngineSettings, Settings
-from driftguard.store import drafts, incidents, retrain_runs
+from driftguard.store import configured_engines, drafts, incidents, retrain_runs
 from driftguard.store.database import Database
 from driftguard.store.job_queue import deferring_connector, worker_connector
 from driftguard.store.tables import Draft, Incident, RetrainRun, Stream
@@ -162,7 +162,7 @@ def counted(database: Database) -> Iterator[Counter[str]]:
 
 
 @pytest.mark.parametrize("why", ["by hand", "machine"])
-def test_a_look_where_nothing_is_due_writes_nothing_and_reads_no_incident(
+def test_a_look_where_nothing_is_due_reads_no_incident_and_writes_once_a_minute(
     drifted: Drifted, engine: EngineStub, queue: procrastinate.App, tmp_path: Path, why: str
 ) -> None:
     """It is looked every two seconds, also while incidents are open that nothing is to be done about."""
@@ -176,8 +176,8 @@ def test_a_look_where_nothing_is_due_writes_nothing_and_reads_no_incident(
         with counted(drifted.database) as found:
             jobs.defer_due(queue)
         assert waiting(drifted.database) == 0
-        assert found["INSERT"] == found["DELETE"] == told
-        assert found["incidents"] == found["UPDATE"] == 0
+        assert found["INSERT"] == told
+        assert found["incidents"] == found["UPDATE"] == found["DELETE"] == 0
         assert found["SELECT"] > 0
 
 
@@ -440,7 +440,7 @@ def test_jobs_and_runs_are_left_to_the_sidecar_that_has_the_engine(
     queue: procrastinate.App,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tasks, "OUT_OF_SETTINGS_SECONDS", 0.0)
+    monkeypatch.setattr(tasks, "STARTED_SECONDS", 0.0)
     with drifted.database.session() as session:
         retrain_runs.begin(session, unended_run(drifted, "promoting"))
     jobs.defer_due(queue)
@@ -452,6 +452,64 @@ def test_jobs_and_runs_are_left_to_the_sidecar_that_has_the_engine(
     asyncio.run(work(drifted.database, jobs))
     assert waiting(drifted.database) == 0
     assert "promoting" not in {run.state for run in runs(drifted.database)}
+
+
+@pytest.mark.parametrize(("away", "state"), [(55, "promoting"), (65, "failed")])
+def test_a_sidecar_that_is_stopped_for_less_than_an_hour_finds_its_run_as_it_was(
+    drifted: Drifted,
+    jobs: RetrainingJobs,
+    beside: RetrainingJobs,
+    queue: procrastinate.App,
+    monkeypatch: pytest.MonkeyPatch,
+    away: int,
+    state: str,
+) -> None:
+    monkeypatch.setattr(tasks, "STARTED_SECONDS", 0.0)
+    jobs.defer_due(queue)
+    with drifted.database.session() as session:
+        retrain_runs.begin(session, unended_run(drifted, "promoting"))
+        session.execute(text(f"UPDATE configured_engines SET told_at = now() - interval '{away} minutes'"))
+    beside.defer_due(queue)
+    assert [run.state for run in runs(drifted.database)] == [state]
+
+
+def test_a_sidecar_that_has_just_started_ends_nothing_of_one_that_has_told_nothing_yet(
+    drifted: Drifted, beside: RetrainingJobs, queue: procrastinate.App
+) -> None:
+    with drifted.database.session() as session:
+        incident = incidents.find(session, drifted.incident_id)[0]
+        incident.diagnosis = replace(MOVED, seen=SeenEvidence(probes=0, captures=100))
+        retrain_runs.begin(session, unended_run(drifted, "promoting"))
+    beside.defer_due(queue)
+    assert waiting(drifted.database) == 0
+    assert [run.state for run in runs(drifted.database)] == ["promoting"]
+
+
+def test_a_look_that_failed_is_made_up_for_at_once(
+    drifted: Drifted, jobs: RetrainingJobs, queue: procrastinate.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(configured_engines, "tell", fail)
+        with pytest.raises(DatabaseUnavailable):
+            jobs.defer_due(queue)
+    jobs.defer_due(queue)
+    with drifted.database.session() as session:
+        assert configured_engines.told(session) == {"engine-1"}
+
+
+def fail(*_: object) -> None:
+    raise DatabaseUnavailable("the database is away")
+
+
+def test_what_was_asked_for_days_ago_is_not_done_any_more(
+    drifted: Drifted, jobs: RetrainingJobs, queue: procrastinate.App
+) -> None:
+    """As where the engine was taken out of the settings meanwhile, and is put back."""
+    two_days_ago = datetime.now(UTC) - timedelta(days=2)
+    defer_retraining(queue, "engine-1", "manual", force=True, asked_at=two_days_ago)
+    asyncio.run(work(drifted.database, jobs))
+    assert waiting(drifted.database) == 0
+    assert runs(drifted.database) == []
 
 
 def test_a_killed_run_of_a_server_that_is_no_longer_in_the_settings_ends(

@@ -1,4 +1,4 @@
-"""Runs that nobody can go on with end, and say why: their server is no longer in the settings, or another
+"""Runs that nobody can go on with end, and say why: their server is in no sidecar's settings, or another
 target took the place of theirs. A server that is only away is waited for."""
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ log = structlog.get_logger(__name__)
 
 
 def end_of_server(database: Database, server: str) -> None:
-    """Of one that is no longer in the settings."""
-    because = f"{server} is no longer in the settings (engines)"
+    """Of one that no sidecar has in its settings any more."""
+    because = f"no sidecar has {server} among its engines any more"
     for target in _targets(database, server):
         with retrain_runs.try_lock(database, server, target) as lock, database.session() as session:
             for run in _stuck(session, server, target) if lock is not None else ():

@@ -1,4 +1,4 @@
-"""Runs that nobody can go on with: of a server that is no longer in the settings, or of a target that another
+"""Runs that nobody can go on with: of a server that is in no settings any more, or of a target that another
 one took the place of."""
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def runs(database: Database, tmp_path: Path) -> Runs:
     )
 
 
-OUT = f"{SERVER} is no longer in the settings (engines)"
+OUT = f"no sidecar has {SERVER} among its engines any more"
 OUT_AND = f"{OUT}: its records tell what it serves"
 IN_SERVICE = f"draft {NEW} was being put into service, and"
 BACK = f"it loops; draft {OLD} was being put back, and"
@@ -131,7 +131,7 @@ def test_a_run_of_a_server_that_was_taken_out_of_the_settings_ends_and_says_why(
     for _ in range(2):  # also of one that is started again
         runs.look(jobs := runs.without_engines())
         assert runs.run(run).state == state  # it may be put back into them soon
-    monkeypatch.setattr(tasks, "OUT_OF_SETTINGS_SECONDS", 0.0)
+    monkeypatch.setattr(tasks, "STARTED_SECONDS", 0.0)
     runs.look(jobs)
     ended = runs.run(run)
     assert (ended.state, ended.reason) == ("failed", told)
@@ -150,14 +150,14 @@ def test_a_rollout_of_a_server_that_was_taken_out_of_the_settings_has_its_time(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever puts it back into them sees it end as any."""
-    monkeypatch.setattr(tasks, "OUT_OF_SETTINGS_SECONDS", 0.0)
+    monkeypatch.setattr(tasks, "STARTED_SECONDS", 0.0)
     run = runs.stuck("rolling_out", late=False)
     runs.look(runs.without_engines())
     assert runs.run(run).state == "rolling_out"
 
 
 def test_a_server_that_may_be_paused_is_told_so(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "OUT_OF_SETTINGS_SECONDS", 0.0)
+    monkeypatch.setattr(tasks, "STARTED_SECONDS", 0.0)
     run = runs.stuck("rolling_out")
     with runs.database.session() as session:
         stored = session.get_one(RetrainRun, run.id)
@@ -173,7 +173,7 @@ def test_a_watch_that_has_not_found_a_draft_worse_goes_on_without_the_settings(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its records still tell whether the incident is over."""
-    monkeypatch.setattr(tasks, "OUT_OF_SETTINGS_SECONDS", 0.0)
+    monkeypatch.setattr(tasks, "STARTED_SECONDS", 0.0)
     run = runs.stuck("undecided")
     runs.look(runs.without_engines())
     assert runs.run(run).state == "watching"
@@ -183,7 +183,7 @@ def test_a_watch_that_has_not_found_a_draft_worse_goes_on_without_the_settings(
 def test_a_run_of_an_engine_that_is_only_away_does_not_end(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: Stuck
 ) -> None:
-    monkeypatch.setattr(tasks, "OUT_OF_SETTINGS_SECONDS", 0.0)
+    monkeypatch.setattr(tasks, "STARTED_SECONDS", 0.0)
     run = runs.stuck(how)
     state = runs.run(run).state
     jobs = RetrainingJobs(runs.database, make_settings(tmp_path / "data", "http://127.0.0.1:9"))
