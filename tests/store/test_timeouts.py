@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 
 import psutil
@@ -30,7 +30,6 @@ from driftguard.store.database import (
 )
 from driftguard.store.records import insert_batches
 from driftguard.store.streams import StreamRegistry
-from tests.alerting.http_receiver import wait_until
 from tests.api.ingest_server import read_only
 from tests.store.black_hole import BlackHole, Direction, black_hole
 from tests.store.samples import make_records
@@ -243,15 +242,10 @@ def test_jobs_are_added_again_once_the_database_may_be_written(database: Databas
         write = "DELETE FROM procrastinate_jobs"
         with read_only(database), pytest.raises(exceptions.ConnectorException):
             app.connector.execute_query(write)
-
-        def is_written() -> bool:
-            try:
-                app.connector.execute_query(write)
-            except exceptions.ConnectorException:  # by one that the pool had opened meanwhile, and closes now
-                return False
-            return True
-
-        wait_until(is_written, "the connections of before to be closed")
+        for _ in range(job_queue._POOL_CONNECTIONS):
+            with suppress(exceptions.ConnectorException):
+                app.connector.execute_query(write)  # each that the pool had opened meanwhile is closed
+        app.connector.execute_query(write)
 
 
 def test_a_worker_does_not_wait_for_an_answer_that_never_comes(
