@@ -18,7 +18,7 @@ from driftguard.errors import BadSettings, DriftGuardError
 from driftguard.records.documents.incident import names_of
 from driftguard.records.documents.serving_scores import MissingScores, Rule, ServingScores
 from driftguard.retraining.due import captures_to_score
-from driftguard.retraining.engines.candidate_kind import is_trained_here
+from driftguard.retraining.engines.candidate_kind import is_trained_here, torch_version
 from driftguard.retraining.engines.connect import connect
 from driftguard.retraining.engines.engine_admin import EngineInfo, EngineRefused, engine_of
 from driftguard.retraining.training import process, workspace
@@ -95,6 +95,8 @@ def _scores(
     if all(min(side.count(segment) for side in sides) < MINIMUM_SAMPLE for segment in changed):
         raise NotScored("too_few", "too few captured requests can be scored")
     target, draft = _models(database, settings, stream)
+    if torch_version() is None:
+        raise NotScored("not_here", "torch is not installed beside this sidecar")
     scored, is_late = _run(settings, incident.id, target, draft, captured, should_stop)
     found = summarised(scored[0], scored[1], changed, rule)
     if found is None:

@@ -76,6 +76,12 @@ class RetrainingJobs:
         self._rare_look_at = -math.inf
         self._unsettled_because: dict[str, str] = {}
         self._refused_at: dict[str, float] = {}
+        self._is_automatic = settings.retraining.automatic and torch_version() is not None
+        if settings.engines and settings.retraining.automatic and not self._is_automatic:
+            log.warning(
+                "torch is not installed, so no incident starts a retraining (retraining.automatic)",
+                instead="driftguard retrain where torch is, or pip install 'driftguard-llm[engine]' here",
+            )
 
     @property
     def blueprint(self) -> procrastinate.Blueprint:
@@ -184,13 +190,13 @@ class RetrainingJobs:
             give_up_killed(self._database, self._settings)
             with self._database.session() as session:
                 configured_engines.tell(session, own)
-        is_automatic, scores = self._settings.retraining.automatic, self._settings.diagnosis.score_captures
+        scores = self._settings.diagnosis.score_captures
         with self._database.session() as session:
             elsewhere = configured_engines.told(session) - own
             unsettled = {*self._unsettled(session), *(self._unfollowed(session) if is_rare else ())}
-            falls = incidents.falls_to_act_on(session, unscored=scores, retrainable=is_automatic)
+            falls = incidents.falls_to_act_on(session, unscored=scores, retrainable=self._is_automatic)
             attempts = serving_scores.attempts(session, [incident.id for incident, _ in falls])
-            due = list(self._due(session, falls, attempts)) if is_automatic else []
+            due = list(self._due(session, falls, attempts)) if self._is_automatic else []
         for server in sorted(unsettled & own):
             _defer(app, "settle", _queue(SETTLING, server), {"server": server})
         is_new = time.monotonic() - self._started_at < STARTED_SECONDS

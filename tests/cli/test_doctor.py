@@ -453,11 +453,9 @@ def test_what_training_and_promotion_lack(patient: Patient, monkeypatch: pytest.
         "num_speculative_tokens = 3", "[retraining]", 'promote_command = ["no-such-program"]',
     ]  # fmt: skip
     checks = patient.checked()
-    assert checks["training"]["state"] == "failed"
-    assert checks["training"]["fix"] == "pip install 'driftguard-llm[engine]'"
+    assert checks["training"]["state"] == "warning"
+    assert checks["training"]["fix"].startswith("pip install 'driftguard-llm[engine]', or driftguard retrain")
     assert "there is no program no-such-program" in checks["promotion"]["found"]
-    patient.settings.append("automatic = false")  # as beside a nightly job in an image of its own
-    assert patient.checked()["training"]["state"] == "warning"
 
 
 def test_a_corpus_needs_torch_too(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -468,4 +466,4 @@ def test_a_corpus_needs_torch_too(patient: Patient, monkeypatch: pytest.MonkeyPa
     ]  # fmt: skip
     assert patient.checked()["training"]["found"] == f"torch {version('torch')}"
     monkeypatch.setattr(candidate_kind, "find_spec", lambda _: None)
-    assert patient.checked()["training"]["state"] == "failed"
+    assert patient.checked()["training"]["state"] == "warning"

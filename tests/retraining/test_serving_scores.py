@@ -23,6 +23,7 @@ from driftguard.incidents import diagnosing
 from driftguard.incidents.opening import NOBODY
 from driftguard.records.documents.serving_scores import MissingScores, ServingScores
 from driftguard.retraining import serving_scores
+from driftguard.retraining.engines import candidate_kind
 from driftguard.retraining.tasks import NAMESPACE, RetrainingJobs
 from driftguard.retraining.training import process
 from driftguard.settings import EngineSettings, Settings
@@ -272,6 +273,15 @@ def test_a_model_that_is_not_here_is_told(served: Drifted, engine: EngineStub) -
     engine.target = Path("/models/on/another/machine")
     told = scored(served)
     assert told == "the directory of the target, /models/on/another/machine, is not on this machine"
+    assert known(served) == (None, "not_here")
+
+
+def test_without_torch_it_is_told_that_it_is_not_here(
+    served: Drifted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was said that the scoring process had failed."""
+    monkeypatch.setattr(candidate_kind, "find_spec", lambda _: None)
+    assert scored(served) == "torch is not installed beside this sidecar"
     assert known(served) == (None, "not_here")
 
 

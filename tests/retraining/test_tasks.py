@@ -18,11 +18,13 @@ import msgspec
 import procrastinate
 import pytest
 from sqlalchemy import event, text, update
+from structlog.testing import capture_logs
 
 from driftguard.app import Sidecar
 from driftguard.errors import Conflict
 from driftguard.records.documents.retraining_run import RunNumbers, Watch
 from driftguard.retraining import tasks
+from driftguard.retraining.engines import candidate_kind
 from driftguard.retraining.ledger.outcome import RetrainOutcome
 from driftguard.retraining.run import retrain
 from driftguard.retraining.tasks import NAMESPACE, RetrainingJobs, defer_retraining
@@ -138,6 +140,17 @@ def test_an_operator_can_switch_it_off(
     settings = make_settings(tmp_path / "data", engine.url, automatic=False)
     RetrainingJobs(drifted.database, settings).defer_due(queue)
     assert waiting(drifted.database) == 0
+
+
+def test_without_torch_an_incident_starts_no_run_that_must_fail(
+    drifted: Drifted, patient: Settings, queue: procrastinate.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three failed for each incident, and each was told to operators by DriftGuardRetrainFailed."""
+    monkeypatch.setattr(candidate_kind, "find_spec", lambda _: None)
+    with capture_logs() as logs:
+        RetrainingJobs(drifted.database, patient).defer_due(queue)
+    assert waiting(drifted.database) == 0
+    assert [line["log_level"] for line in logs if "torch is not installed" in line["event"]] == ["warning"]
 
 
 @contextmanager

@@ -30,7 +30,7 @@ def training(settings: Settings) -> Iterator[Finding]:
     """Nothing where no engine is configured."""
     if settings.engines:
         found = torch_version()
-        yield _no_torch(settings) if found is None else Finding("training", "ok", f"torch {found}")
+        yield _no_torch() if found is None else Finding("training", "ok", f"torch {found}")
     if command := settings.retraining.promote_command:
         if shutil.which(command[0]) is None:
             told = f"retraining.promote_command: there is no program {command[0]}"
@@ -39,13 +39,11 @@ def training(settings: Settings) -> Iterator[Finding]:
             yield Finding("promotion", "ok", f"{command[0]} is there")
 
 
-def _no_torch(settings: Settings) -> Finding:
-    """A nightly job may run elsewhere, as in the engine's image; what an incident starts runs here."""
-    if settings.retraining.automatic:
-        told = "engines are configured, but torch is not installed"
-        return Finding("training", "failed", told, "pip install 'driftguard-llm[engine]'")
-    told = "torch is not installed, so no draft is trained here"
-    return Finding("training", "warning", told, "driftguard retrain where it is, with the same data_dir")
+def _no_torch() -> Finding:
+    """A nightly job may run elsewhere, as in the engine's image."""
+    told = "torch is not installed, so no draft is trained here, and no incident starts a retraining"
+    fix = "pip install 'driftguard-llm[engine]', or driftguard retrain where torch is, with the same data_dir"
+    return Finding("training", "warning", told, fix)
 
 
 def files(settings: Settings, config: Path | None) -> Iterator[Finding]:
