@@ -35,6 +35,7 @@ from driftguard.retraining.training.process import (
     Evaluation,
     HybridEvaluation,
     TrainingFailed,
+    TrainingStopped,
     distil,
     evaluate,
     evaluate_corpora,
@@ -83,6 +84,8 @@ def attempt(
             target.check()
     except _RolledBackBefore as error:
         return end(job, run_id, call.incident_id, "rejected", error.detail)
+    except TrainingStopped as error:
+        return end(job, run_id, call.incident_id, "failed", error.detail, was_stopped=True)
     except (DriftGuardError, SQLAlchemyError, OSError) as error:
         told = _first_line(error)
         if isinstance(error, OSError) and error.filename is None:  # as of a write to a full disk

@@ -21,12 +21,14 @@ LONGEST_RETRY = timedelta(hours=1)  # while the engine does not answer
 
 @dataclass(frozen=True, slots=True)
 class PastRun:
-    """One earlier run of the incident. `lives`: its process still runs. `has_begun`: the engine answered."""
+    """One earlier run of the incident. `lives`: its process still runs. `has_begun`: the engine answered.
+    `was_stopped`: with its process, which was asked to end."""
 
     state: str
     ended_at: datetime | None
     lives: bool
     has_begun: bool = True
+    was_stopped: bool = False
 
 
 def why_not(diagnosis: Diagnosis | None, least: Confidence, *, may_be_usual: bool = False) -> str | None:
@@ -54,9 +56,10 @@ def is_due(runs: Sequence[PastRun], now: datetime, wait: timedelta) -> bool:
     """Whether a run is due for an unresolved fall; `runs` are those of its incident, newest first.
 
     The first run starts at once. A run that had too little traffic is repeated until there is enough; one
-    that failed or was killed, a few times; one whose engine does not answer, for as long as that lasts, each
-    time after twice as long. After a rejection by the gate or a rollback by the watch only a person or the
-    nightly job starts another: the same traffic would make the same draft.
+    that failed or was killed, a few times; one that was stopped, as by a restart of the sidecar, however
+    often; one whose engine does not answer, for as long as that lasts, each time after twice as long. After a
+    rejection by the gate or a rollback by the watch only a person or the nightly job starts another: the same
+    traffic would make the same draft.
     """
     if not runs:
         return True
@@ -65,10 +68,8 @@ def is_due(runs: Sequence[PastRun], now: datetime, wait: timedelta) -> bool:
         return last.state not in ("rolling_out", "watching", "rolling_back") and not last.lives
     if last.state == "nothing_to_do":
         return _is_over(last.ended_at, recheck_after(wait), now)
-    if (
-        last.state != "failed"
-        or sum(run.state == "failed" and run.has_begun for run in runs) >= MAXIMUM_FAILURES
-    ):
+    failures = sum(run.state == "failed" and run.has_begun and not run.was_stopped for run in runs)
+    if last.state != "failed" or failures >= MAXIMUM_FAILURES:
         return False
     unanswered = sum(1 for _ in takewhile(lambda run: not run.has_begun, runs))
     doublings = min(max(unanswered - 1, 0), 10)

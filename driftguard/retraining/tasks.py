@@ -260,7 +260,13 @@ class RetrainingJobs:
                 continue
             if stream.server in self._servers():
                 past = [
-                    PastRun(run.state, run.ended_at, _lives(session, run), run.parent_version is not None)
+                    PastRun(
+                        run.state,
+                        run.ended_at,
+                        _lives(session, run),
+                        has_begun=run.parent_version is not None,
+                        was_stopped=retrain_runs.numbers_of(run).was_stopped,
+                    )
                     for run in retrain_runs.of_incident(session, incident.id)
                 ]
                 if is_due(past, now, wait):

@@ -198,10 +198,10 @@ def add_to_reason(session: Session, run_id: UUID, told: str, *, instead_of: str 
     session.execute(update(RetrainRun).where(RetrainRun.id == run_id).values(reason=reason))
 
 
-def set_put_back_at(session: Session, run_id: UUID, times: tuple[datetime, ...]) -> None:
-    """When its draft was put back into service. Locked, because a fold may advance its watch."""
+def change_numbers(session: Session, run_id: UUID, **changed: Any) -> None:
+    """Fields of RunNumbers; the others stay. Locked, because a fold may advance its watch."""
     run = session.get_one(RetrainRun, run_id, with_for_update=True)
-    run.numbers = replace(numbers_of(run), put_back_at=times)
+    run.numbers = replace(numbers_of(run), **changed)
 
 
 def store_nothing_to_do(session: Session, run: RetrainRun) -> UUID:

@@ -36,6 +36,15 @@ def test_a_failure_is_repeated_later_and_not_for_ever() -> None:
     assert not is_due([ended("failed", 6 * n) for n in range(1, MAXIMUM_FAILURES + 1)], NOW, WAIT)
 
 
+def test_runs_that_were_stopped_use_up_no_attempt() -> None:
+    """Three restarts of the sidecar while it trained ended the automatic retraining of an incident."""
+    stopped = [replace(ended("failed", 6 * n), was_stopped=True) for n in range(1, 10)]
+    assert is_due(stopped, NOW, WAIT)
+    failed = [ended("failed", 100)] * MAXIMUM_FAILURES
+    assert is_due([*stopped, *failed[1:]], NOW, WAIT)
+    assert not is_due([*stopped, *failed], NOW, WAIT)
+
+
 def test_an_engine_that_does_not_answer_is_asked_again_as_long_as_it_is_away() -> None:
     """Ever more rarely; what it does not take part in is no failure of the training."""
     away = [replace(ended("failed", 5 + 5 * n), has_begun=False) for n in range(3)]

@@ -24,6 +24,7 @@ from driftguard.app import Sidecar
 from driftguard.errors import Conflict
 from driftguard.records.documents.retraining_run import RunNumbers, Watch
 from driftguard.retraining import tasks
+from driftguard.retraining.due import MAXIMUM_FAILURES, RETRY_FAILED_AFTER
 from driftguard.retraining.engines import candidate_kind
 from driftguard.retraining.ledger.outcome import RetrainOutcome
 from driftguard.retraining.run import retrain
@@ -203,6 +204,24 @@ def test_a_killed_run_is_settled_and_begun_anew(
     asyncio.run(work(drifted.database, jobs))
     states = sorted(run.state for run in runs(drifted.database))
     assert states == ["failed", "nothing_to_do"]
+
+
+def test_a_training_that_restarts_of_the_sidecar_stop_is_begun_anew_however_often(
+    drifted: Drifted, engine: EngineStub, tmp_path: Path
+) -> None:
+    settings = make_settings(tmp_path / "data", engine.url)
+    jobs = RetrainingJobs(drifted.database, settings, lambda: bool(runs(drifted.database)))
+    app = procrastinate.App(connector=deferring_connector(drifted.database))
+    app.add_tasks_from(jobs.blueprint, namespace=NAMESPACE)
+    with app.open():
+        for count in range(MAXIMUM_FAILURES + 1):
+            jobs.defer_due(app)
+            assert waiting(drifted.database) == 1
+            asyncio.run(work(drifted.database, jobs))
+            stopped = runs(drifted.database)
+            assert [run.reason for run in stopped] == ["stopped on request"] * (count + 1)
+            with drifted.database.session() as session:  # so that it is due again
+                session.execute(update(RetrainRun).values(ended_at=datetime.now(UTC) - RETRY_FAILED_AFTER))
 
 
 def test_a_running_one_is_left_alone(

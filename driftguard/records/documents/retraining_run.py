@@ -187,7 +187,8 @@ class Rollout:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunNumbers:
     """The numbers of a run so far, including those behind the gate's decision. put_back_at: when its draft,
-    which the engine had lost, was put back into service last, and before that within a day."""
+    which the engine had lost, was put back into service last, and before that within a day. was_stopped: it
+    failed because its process was asked to end, as at a restart of the sidecar."""
 
     checksums_sha256: str | None = None  # the digest of the candidate's list of checksums
     requests: RequestCounts | None = None
@@ -198,6 +199,7 @@ class RunNumbers:
     watch: Watch | None = None
     rollout: Rollout | None = None
     put_back_at: tuple[datetime, ...] = ()
+    was_stopped: bool = False
 
 
 @dataclass(frozen=True, slots=True)

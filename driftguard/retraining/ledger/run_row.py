@@ -87,10 +87,14 @@ def end(
     state: retrain_runs.Failure,
     reason: str,
     numbers: RunNumbers | None = None,
+    *,
+    was_stopped: bool = False,
 ) -> RetrainOutcome:
     """Ends the run without a promotion: its incident gets its earlier state back."""
     with job.database.session() as session:
         now = retrain_runs.now(session)
+        if was_stopped:
+            retrain_runs.change_numbers(session, run_id, was_stopped=True)
         retrain_runs.end(session, run_id, state, reason, now)
         incident_notes.end_mitigation(session, incident_id, f"retraining {state}: {reason}", now)
     log.warning("retraining ended", run=str(run_id), state=state, reason=reason)

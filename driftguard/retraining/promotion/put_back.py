@@ -115,7 +115,7 @@ def _store_given(
     with database.session() as session:
         drafts.in_service_anew(session, lost.id, at)
         if lost.retrain_run_id is not None:
-            retrain_runs.set_put_back_at(session, lost.retrain_run_id, put_back_at)
+            retrain_runs.change_numbers(session, lost.retrain_run_id, put_back_at=put_back_at)
 
 
 def lost_draft(session: Session, info: EngineInfo) -> Draft | None:
