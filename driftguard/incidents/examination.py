@@ -3,7 +3,8 @@
 The fold stores what the detector found and nothing else, because what an examination reads may be millions of
 records. It happens right after that commit, in transactions of its own; then the incident is told, once, with
 its cause. Whoever dies in between leaves an incident that still awaits it. An examination that fails or takes
-longer than PATIENCE delays no page: the incident is told without its cause, and examined later.
+longer than PATIENCE delays no page: the incident is told without its cause, as grave as it is by formula, and
+examined later.
 
 The examiner does it on threads of its own. One compares replaced targets and examines incidents, as soon as
 the fold has stored them; the other one tells incidents whose examination takes too long.
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -30,7 +31,7 @@ from driftguard.incidents.opening import NOBODY, Paging
 from driftguard.metrics import Metrics
 from driftguard.records.documents.incident import names_of
 from driftguard.store import examination_evidence, incidents
-from driftguard.store.database import CHORE, EXAMINATION, Database, is_outage
+from driftguard.store.database import CHECK, CHORE, EXAMINATION, Database, is_outage
 from driftguard.store.tables import AwaitedComparison, Incident, Stream
 
 PATIENCE: Final = timedelta(seconds=15)  # from the opening of an incident to its page without a cause
@@ -79,14 +80,51 @@ def examine(
         _announce(session, examined, paging, now)
 
 
-def announce_overdue(database: Database, paging: Paging, now: datetime) -> int:
-    """Tells the incidents that have waited for PATIENCE, by what the detector found; how many."""
+def announce_overdue(database: Database, metrics: Metrics, paging: Paging, now: datetime) -> int:
+    """Tells the incidents that have waited for PATIENCE, by what the detector found and what that costs by
+    formula: a page without a cause is as grave as that, so that it need not be told again. How many."""
     with database.session(CHORE) as session:
         waiting = incidents.awaiting_for(session, PATIENCE, now)
+    if not waiting:
+        return 0
+    drafted = _drafted_per_step(database, metrics, waiting)
+    with database.session(CHORE) as session:  # short: the fold waits for what it locks
+        waiting = incidents.awaiting_for(session, PATIENCE, now, locked=True)
         for incident in waiting:
+            if (known := drafted.get(incident.id)) is not None:
+                _cost_by_formula(incident, known)
             opening.announce_examined(session, incident, paging, now)
             log.error("incident told unexamined", incident=str(incident.id), severity=incident.severity)
     return len(waiting)
+
+
+def _drafted_per_step(
+    database: Database, metrics: Metrics, waiting: Sequence[Incident]
+) -> dict[UUID, float | None]:
+    """Of the changed segments of the incidents whose cost is not known, as far as that is known soon: a
+    failure is logged and counted, and delays no page. Raises DatabaseUnavailable."""
+    found: dict[UUID, float | None] = {}
+    try:
+        with database.session(CHECK) as session:
+            for one in waiting:
+                if one.evidence.slowdown is None and one.evidence.is_of_alarm:
+                    found[one.id] = examination_evidence.usual_k(
+                        session, one.stream_id, one.change_point_at, names_of(one.segments)
+                    )
+    except Exception as error:
+        if is_outage(error):
+            raise
+        metrics.loops.failures.labels(LOOP).inc()
+        log.exception("what overdue incidents cost is not known", incidents=len(waiting) - len(found))
+    return found
+
+
+def _cost_by_formula(incident: Incident, drafted_per_step: float) -> None:
+    incident.evidence = replace(
+        incident.evidence,
+        slowdown_formula=opening.by_formula(incident, drafted_per_step),
+        num_speculative_tokens=drafted_per_step,
+    )
 
 
 def _announce(session: Session, incident: Incident, paging: Paging, now: datetime) -> None:
@@ -121,12 +159,9 @@ def _complete(incident: Incident, change: _Change) -> None:
     incident.interval_start_at, incident.interval_end_at = change.interval
     incident.tokens_per_second_before = cost.before.tokens_per_second if cost and cost.before else None
     incident.tokens_per_second_after = cost.now.tokens_per_second if cost else None
-    found = replace(
-        incident.evidence,
-        slowdown_formula=opening.by_formula(incident, drafted),
-        num_speculative_tokens=drafted,
-    )
-    incident.evidence = cost_measurement.with_cost(found, cost)
+    if drafted is not None:
+        _cost_by_formula(incident, drafted)
+    incident.evidence = cost_measurement.with_cost(incident.evidence, cost)
 
 
 class Examiner:
@@ -224,7 +259,7 @@ class Examiner:
 
     def announce_overdue(self, now: datetime) -> None:
         """Tells incidents that have waited for too long. Raises DatabaseUnavailable."""
-        if announce_overdue(self._database, self._paging, now):
+        if announce_overdue(self._database, self._metrics, self._paging, now):
             self._on_told()
 
     def _examine(self, incident_id: UUID, now: datetime) -> None:

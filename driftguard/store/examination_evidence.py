@@ -166,14 +166,18 @@ def record_at(session: Session, stream_id: int, at: datetime, until: int) -> Fir
     return FirstRecord(*found) if found else None
 
 
-def usual_k(session: Session, stream_id: int, since: datetime) -> float | None:
-    """Drafted tokens per step since that minute, from the rollups: the records may be millions. None where
-    nothing was drafted."""
+def usual_k(
+    session: Session, stream_id: int, since: datetime, segments: Collection[str] | None = None
+) -> float | None:
+    """Drafted tokens per step since that minute, of these segments or of all, from the rollups: the records
+    may be millions. None where nothing was drafted."""
     sums = select(func.sum(Rollup.drafted), func.sum(Rollup.steps)).where(
         Rollup.stream_id == stream_id,
         Rollup.kind != "probe",
         Rollup.minute >= since.replace(second=0, microsecond=0),
     )
+    if segments is not None:
+        sums = sums.where(Rollup.segment.in_(segments))
     drafted, steps = session.execute(sums).one()
     return float(drafted / steps) if drafted and steps else None
 

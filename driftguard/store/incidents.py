@@ -244,12 +244,14 @@ def to_examine(session: Session) -> list[UUID]:
     return list(session.scalars(query.order_by(Incident.awaits_examination.desc(), Incident.opened_at)))
 
 
-def awaiting_for(session: Session, patience: timedelta, now: datetime) -> list[Incident]:
-    """Those that await their examination for so long, locked, but for what somebody else has locked. So do
-    those opened later than now by as much: the clock was set back, so that it is not known for how long."""
+def awaiting_for(
+    session: Session, patience: timedelta, now: datetime, *, locked: bool = False
+) -> list[Incident]:
+    """Those that await their examination for so long. So do those opened later than now by as much: the clock
+    was set back, so that it is not known for how long. `locked`: but for what somebody else has locked."""
     is_over = or_(Incident.opened_at <= now - patience, Incident.opened_at > now + patience)
-    query = select(Incident).where(Incident.awaits_examination, is_over)
-    return list(session.scalars(query.order_by(Incident.opened_at).with_for_update(skip_locked=True)))
+    query = select(Incident).where(Incident.awaits_examination, is_over).order_by(Incident.opened_at)
+    return list(session.scalars(query.with_for_update(skip_locked=True) if locked else query))
 
 
 def lock(session: Session, incident_id: UUID) -> Incident | None:

@@ -12,7 +12,7 @@ from sqlalchemy import select, text
 
 from driftguard.detection import DetectorConfig
 from driftguard.errors import DatabaseUnavailable
-from driftguard.incidents import diagnosing, examination, target_replaced
+from driftguard.incidents import cost_measurement, diagnosing, examination, target_replaced
 from driftguard.incidents.examination import LOOP, Examiner
 from driftguard.incidents.message import summary
 from driftguard.metrics import Metrics
@@ -76,6 +76,10 @@ class World:
         return self.metrics.registry.get_sample_value("driftguard_loop_failures_total", {"loop": LOOP})
 
 
+def _fail(*_: object) -> None:
+    raise ValueError("planted")
+
+
 def test_what_the_fold_found_is_told_once_and_only_with_its_cause(database: Database) -> None:
     world = World(database).fallen()
     incident, _ = world.incident()
@@ -136,21 +140,18 @@ def test_an_examination_that_fails_delays_no_page_and_no_fold(
     world = World(database).fallen()
     opened_at = world.incident()[0].opened_at
 
-    def fail(*_: object) -> None:
-        raise ValueError("planted")
-
     with monkeypatch.context() as patched:
-        patched.setattr(diagnosing, "records_around", fail)
+        patched.setattr(diagnosing, "records_around", _fail)
         world.examiner.examine(opened_at)
         world.examiner.examine(opened_at)  # too soon: it is not tried again yet
         assert world.failures() == 1
         world.examiner.announce_overdue(opened_at + examination.PATIENCE - timedelta(seconds=1))
         assert world.told() == []
         world.examiner.announce_overdue(opened_at + examination.PATIENCE)
-        assert world.told() == [("firing", "warning")]
+        assert world.told() == [("firing", "critical")]
         incident, stream = world.incident()
         assert summary(incident, stream).endswith(". Its cause has not been examined yet.")
-        assert world.shown("warning") == 1
+        assert world.shown("critical") == 1
         world.fold(200, BAD)
         with database.session() as session:
             assert folding.unfolded(session) == 0
@@ -158,6 +159,41 @@ def test_an_examination_that_fails_delays_no_page_and_no_fold(
     examine(database)
     incident, stream = world.incident()
     assert incident.diagnosis is not None
+    assert world.severities() == ["critical"]
+    assert world.told() == [("firing", "critical")]
+
+
+def test_a_page_without_a_cause_is_as_grave_as_the_fall_costs_by_formula_and_comes_once(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing that takes long is asked for it: the records are not read."""
+    world = World(database).fallen()
+    with monkeypatch.context() as patched:
+        patched.setattr(cost_measurement, "at_change", _fail)
+        world.examiner.examine(datetime.now(UTC))
+        world.examiner.announce_overdue(datetime.now(UTC) + examination.PATIENCE)
+        incident, stream = world.incident()
+        assert (incident.severity, world.told()) == ("critical", [("firing", "critical")])
+        assert "% slower (by formula). " in summary(incident, stream)
+        assert summary(incident, stream).endswith(". Its cause has not been examined yet.")
+
+    examine(database)
+    assert world.incident()[0].diagnosis is not None
+    assert (world.severities(), world.told()) == (["critical"], [("firing", "critical")])
+
+
+def test_a_page_without_a_cause_comes_although_the_database_is_too_slow_to_say_what_it_costs(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(database).fallen()
+    impatient = Work("check", statement_seconds=1.0, lock_seconds=0.5, idle_seconds=60.0)
+    monkeypatch.setattr(examination, "CHECK", impatient)
+    with database.session() as other:
+        other.execute(text("LOCK TABLE rollups_1m IN ACCESS EXCLUSIVE MODE"))
+        world.examiner.announce_overdue(datetime.now(UTC) + examination.PATIENCE)
+    assert (world.told(), world.failures()) == ([("firing", "warning")], 1)
+    examine(database)
+    incident, stream = world.incident()
     assert world.severities() == ["warning", "critical"]
     assert "Now critical: examined late: the cause is not known." in summary(incident, stream)
 
@@ -224,4 +260,4 @@ def test_a_page_does_not_wait_until_a_clock_that_was_set_back_has_caught_up(data
     world.examiner.announce_overdue(opened_at - examination.PATIENCE)
     assert world.told() == []  # the clocks of two sidecars may differ by seconds
     world.examiner.announce_overdue(opened_at - timedelta(hours=1))
-    assert world.told() == [("firing", "warning")]
+    assert world.told() == [("firing", "critical")]
