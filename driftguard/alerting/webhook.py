@@ -2,14 +2,15 @@
 
 The notification row holds the state: a lease while a sidecar posts it, and the time of the next attempt. A
 notification is posted twice only if a process dies between the answer and storing it; the receiver sees that
-by the same `Idempotency-Key`.
+by the same `Idempotency-Key`. A receiver that is new, say as its address has a new token, is told of the
+pages that are not over.
 """
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import structlog
@@ -50,6 +51,7 @@ class Webhook:
         self._external_url = external_url
         self._metrics = metrics
         self._unsettled: tuple[Claimed, Failure | None] | None = None
+        self._knows_open = False  # it was told, or is to be told, of what was open as the sidecar started
 
     def deliver(self) -> float:
         """Posts what has been due for longest. Returns the seconds to wait before the next call.
@@ -57,6 +59,10 @@ class Webhook:
         Raises DatabaseUnavailable. The outcome of a post is then stored by the next call, before anything
         else: otherwise a delivered notification would be posted again when its lease ends.
         """
+        if not self._knows_open:
+            with self._database.session() as session:
+                incidents.announce_open(session, self.name, datetime.now(UTC))
+            self._knows_open = True
         if self._unsettled is None:
             claimed = self._claim()
             if claimed is None:

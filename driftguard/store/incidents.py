@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple, cast
 from uuid import UUID
 
-from sqlalchemy import JSON, delete, func, or_, select, text, type_coerce, update
+from sqlalchemy import JSON, delete, exists, func, or_, select, text, type_coerce, update
 from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.orm import Session
 
@@ -285,6 +285,24 @@ def announce(
     same = {"incident_id": incident_id, "event": event, "severity": severity, "created_at": at}
     rows = [{**same, "destination": destination} for destination in destinations]
     session.execute(insert(Notification).values(rows).on_conflict_do_nothing())
+
+
+def announce_open(session: Session, destination: str, at: datetime) -> None:
+    """Every page that is not over, to a place that was told of none of it: say as it is new in the
+    settings."""
+    told = exists().where(
+        Notification.incident_id == Incident.id,
+        Notification.destination == destination,
+        Notification.event == "firing",
+    )
+    query = (
+        select(Incident)
+        .where(Incident.state != "resolved", Incident.severity != "info", ~Incident.awaits_examination, ~told)
+        .order_by(Incident.opened_at)
+        .with_for_update(read=True)  # one that ends meanwhile is told of with its end, or not at all
+    )
+    for incident in session.scalars(query):
+        announce(session, incident.id, [destination], "firing", incident.severity, at)
 
 
 def announce_resolution(session: Session, incident: Incident, at: datetime) -> None:

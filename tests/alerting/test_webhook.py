@@ -49,6 +49,10 @@ def rows(database: Database) -> list[Notification]:
         return list(session.scalars(select(Notification).order_by(Notification.id)))
 
 
+def told_of(receiver: Receiver) -> list[str]:
+    return [item.body["incident"]["id"] for item in receiver.taken()]
+
+
 def test_an_incident_is_posted_once_when_it_opens_and_once_when_it_is_resolved(
     database: Database, receiver: Receiver
 ) -> None:
@@ -273,9 +277,44 @@ def test_a_webhook_that_was_removed_from_the_settings_is_not_called(
 ) -> None:
     add_incident(database, webhooks([receiver.url]))
     with http_receiver() as other, delivering(database, [other.url]):
-        add_incident(database, webhooks([other.url]), stream_id=add_stream(database, "v2"))
-        wait_until(lambda: len(other.taken()) == 1, "the configured webhook")
+        incident_id = add_incident(database, webhooks([other.url]), stream_id=add_stream(database, "v2"))
+        wait_until(lambda: str(incident_id) in told_of(other), "the configured webhook")
     assert receiver.received == []
+
+
+def test_a_page_reaches_the_webhook_whose_address_was_mended_meanwhile(
+    database: Database, receiver: Receiver
+) -> None:
+    """Its token is a part of its address: with the old one no page was taken."""
+    receiver.status = 401
+    old, new = f"{receiver.url}?token=old", f"{receiver.url}?token=new"
+    incident_id = add_incident(database, webhooks([old]))
+    with delivering(database, [old]):
+        wait_until(lambda: len(receiver.received) == 1, "an attempt")
+    receiver.status = 200
+    with delivering(database, [new]):
+        wait_until(lambda: len(receiver.taken()) == 1, "the page")
+        resolve(database, incident_id)
+        wait_until(lambda: len(receiver.taken()) == 2, "its end")
+    assert [item.body["event"] for item in receiver.taken()] == ["firing", "resolved"]
+
+
+def test_a_webhook_that_is_new_is_told_once_of_each_page_that_is_not_over_and_of_nothing_else(
+    database: Database, receiver: Receiver
+) -> None:
+    over = add_incident(database, webhooks(["http://before"]), stream_id=add_stream(database, "v1"))
+    resolve(database, over)
+    add_incident(database, [], severity="info", stream_id=add_stream(database, "v2"))
+    waits = add_incident(database, [], severity="info", stream_id=add_stream(database, "v3"))
+    with database.session() as session:
+        session.execute(update(Incident).where(Incident.id == waits).values(awaits_examination=True))
+    page = add_incident(database, webhooks(["http://before"]), stream_id=add_stream(database, "v4"))
+    for version in ("v5", "v6"):
+        with delivering(database, [receiver.url]), delivering(database, [receiver.url]):
+            last = add_incident(database, webhooks([receiver.url]), stream_id=add_stream(database, version))
+            wait_until(partial(lambda last: str(last) in told_of(receiver), last), "a later page")
+    told = told_of(receiver)
+    assert (told.count(str(page)), len(told)) == (1, 3)
 
 
 def test_an_unforeseen_failure_is_counted_and_later_pages_go_out(
