@@ -32,7 +32,7 @@ from driftguard.incidents.opening import Paging, fall_further, raise_to, severit
 from driftguard.records.documents.incident import IncidentEvidence, Rollback, names_of
 from driftguard.store import drafts, examination_evidence, incidents, retrain_runs, stream_costs, streams
 from driftguard.store.column_types import refuse_not_finite
-from driftguard.store.database import CHORE, Database
+from driftguard.store.database import CHORE, Database, each_apart
 from driftguard.store.tables import ABOVE_EVERY_SEQ, Incident, Stream
 
 MEASURE_EVERY: Final = timedelta(minutes=10)
@@ -78,35 +78,43 @@ def at_change(
 
 def refresh(database: Database, paging: Paging, now: datetime) -> None:
     """Measures new streams, those whose incident waits for it and those that waited longest, a few of each at
-    a time, each in transactions of its own. What it costs by now may make an open incident graver. Whether
-    segments of it are back that a comparison found is asked as well."""
+    a time, each in transactions of its own: raises what the first that failed raised, after all the others
+    (`each_apart`). What it costs by now may make an open incident graver. Whether segments of it are back
+    that a comparison found is asked as well."""
     with database.session(CHORE) as session:
         awaited = stream_costs.awaited(session, now - NEW_FOR, now - MEASURE_NEW_EVERY, limit=_AT_A_TIME)
         outdated = stream_costs.outdated(session, MEASURE_EVERY, now, limit=_AT_A_TIME)
         waiting = dict.fromkeys(stream.id for stream in [*awaited, *outdated])
-    for stream_id in waiting:
-        with database.session(CHORE) as session:
-            stream = streams.get_stream(session, stream_id)
-            if stream is None:
-                continue
-            incident = _unresolved(session, stream_id)
-            found = _now(session, stream, incident)
-            rollback = rollback_of(session, stream, found.cost)
-            back = found_back.found_back(session, incident, now) if incident else []
-            moved = across_settings.moved(session, incident) if incident else {}
-            gone = silent.silent(session, incident) if incident else silent.Silent()
-        with database.session(CHORE) as session:  # short: the fold waits for an incident that is locked
-            stream_costs.store(session, stream_id, found.cost, now)
-            present = incidents.lock(session, incident.id) if incident else None
-            if present is not None and present.state != "resolved":
-                _tell_further_fall(session, present, found.since, paging, now)
-                update_incident(session, present, found, paging, now)
-                _end_repetition(session, present, found, paging, now)
-                _keep_present(present, found.cost, rollback)
-                across_settings.tell(session, present, moved, now)
-                found_back.end_where_back(session, present, back, now)
-                if present.state != "resolved":
-                    silent.end(session, stream, present, gone, now)
+    each_apart(waiting, lambda stream_id: _refresh(database, stream_id, paging, now), _tell_failure)
+
+
+def _tell_failure(stream_id: int) -> None:
+    log.exception("what speculation costs a stream could not be measured", stream=stream_id)
+
+
+def _refresh(database: Database, stream_id: int, paging: Paging, now: datetime) -> None:
+    with database.session(CHORE) as session:
+        stream = streams.get_stream(session, stream_id)
+        if stream is None:
+            return
+        incident = _unresolved(session, stream_id)
+        found = _now(session, stream, incident)
+        rollback = rollback_of(session, stream, found.cost)
+        back = found_back.found_back(session, incident, now) if incident else []
+        moved = across_settings.moved(session, incident) if incident else {}
+        gone = silent.silent(session, incident) if incident else silent.Silent()
+    with database.session(CHORE) as session:  # short: the fold waits for an incident that is locked
+        stream_costs.store(session, stream_id, found.cost, now)
+        present = incidents.lock(session, incident.id) if incident else None
+        if present is not None and present.state != "resolved":
+            _tell_further_fall(session, present, found.since, paging, now)
+            update_incident(session, present, found, paging, now)
+            _end_repetition(session, present, found, paging, now)
+            _keep_present(present, found.cost, rollback)
+            across_settings.tell(session, present, moved, now)
+            found_back.end_where_back(session, present, back, now)
+            if present.state != "resolved":
+                silent.end(session, stream, present, gone, now)
 
 
 def rollback_of(session: Session, stream: Stream, cost: Cost | None) -> Rollback | None:

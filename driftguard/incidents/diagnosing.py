@@ -14,12 +14,11 @@ import structlog
 from sqlalchemy.orm import Session
 
 from driftguard.diagnosis import Evidence, diagnose
-from driftguard.errors import DatabaseUnavailable
 from driftguard.incident_lifecycle import Direction, is_graver
 from driftguard.incidents.opening import Paging, raise_to, severity_of
 from driftguard.records.documents.incident import IncidentDiagnosis, SeenEvidence, names_of
 from driftguard.store import incidents
-from driftguard.store.database import CHORE, Database
+from driftguard.store.database import CHORE, Database, each_apart
 from driftguard.store.examination_evidence import (
     Moment,
     captures_around,
@@ -94,23 +93,21 @@ def diagnosed(session: Session, incident: Incident, stream: Stream, now: datetim
 
 def refresh(database: Database, paging: Paging, now: datetime) -> None:
     """Diagnoses unresolved incidents again for which something new is known, each in a transaction of its
-    own: raises what the first that failed raised, after all the others."""
+    own: raises what the first that failed raised, after all the others (`each_apart`)."""
     with database.session(CHORE) as session:
         known = [
             incident.id for incident, _ in incidents.list_page(session, limit=_INCIDENTS, state="unresolved")
         ]
-    failure: Exception | None = None
-    for incident_id in known:
-        try:
-            with database.session(CHORE) as session:
-                _diagnose_again(session, incident_id, paging, now)
-        except DatabaseUnavailable:
-            raise
-        except Exception as error:
-            log.exception("diagnosing again failed and will be tried again", incident=str(incident_id))
-            failure = failure or error
-    if failure is not None:
-        raise failure
+
+    def again(incident_id: UUID) -> None:
+        with database.session(CHORE) as session:
+            _diagnose_again(session, incident_id, paging, now)
+
+    each_apart(known, again, _tell_failure)
+
+
+def _tell_failure(incident_id: UUID) -> None:
+    log.exception("diagnosing again failed and will be tried again", incident=str(incident_id))
 
 
 def _diagnose_again(session: Session, incident_id: UUID, paging: Paging, now: datetime) -> None:

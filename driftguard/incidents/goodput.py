@@ -26,7 +26,6 @@ from driftguard.cost import goodput as watching
 from driftguard.cost.goodput import Fall
 from driftguard.cost.payoff import Speculation, load_text
 from driftguard.diagnosis.comparisons import LEVEL, Pair, acceptance_of, combined_difference, rate_of
-from driftguard.errors import DatabaseUnavailable
 from driftguard.incidents import cost_measurement, opening
 from driftguard.incidents.cost_measurement import Change, Measurement
 from driftguard.incidents.open_goodput import Further, follow, learned_anew
@@ -34,7 +33,7 @@ from driftguard.incidents.opening import Paging
 from driftguard.records.documents.goodput import AcceptanceMove, GoodputChange, GoodputWatch, Rivalry, Watched
 from driftguard.records.documents.incident import ChangedSegment, IncidentEvidence
 from driftguard.store import goodput_watches, incidents, streams
-from driftguard.store.database import CHORE, Database, DatabaseTimeout
+from driftguard.store.database import CHORE, Database, each_apart
 from driftguard.store.tables import ABOVE_EVERY_SEQ, Incident, Stream
 
 LOOK_EVERY: Final = timedelta(minutes=5)
@@ -54,27 +53,21 @@ def refresh(
     on_opened: Callable[[], None] = lambda: None,
 ) -> None:
     """Looks at the streams that waited longest, a few at a time, each in transactions of its own: raises what
-    the first that failed raised, after all the others. `false_alarm_days`: to be expected between two false
-    alarms of one stream, at least. `on_opened`: called after an incident was stored, which awaits its
-    examination."""
+    the first that failed raised, after all the others (`each_apart`). `false_alarm_days`: to be expected
+    between two false alarms of one stream, at least. `on_opened`: called after an incident was stored, which
+    awaits its examination."""
     with database.session(CHORE) as session:
         waiting = [stream.id for stream in goodput_watches.due(session, LOOK_EVERY, now, limit=_AT_A_TIME)]
-    failure: Exception | None = None
-    for stream_id in waiting:
-        try:
-            if look(database, stream_id, paging, now, false_alarm_days):
-                on_opened()
-        except DatabaseTimeout as error:
-            if error.reason != "statement" or failure is not None:
-                raise
-            failure = error  # of this stream alone, so far: it must not keep the others from being watched
-        except DatabaseUnavailable:
-            raise
-        except Exception as error:
-            log.exception("a look at the goodput of a stream failed", stream=stream_id)
-            failure = failure or error
-    if failure is not None:
-        raise failure
+
+    def look_at(stream_id: int) -> None:
+        if look(database, stream_id, paging, now, false_alarm_days):
+            on_opened()
+
+    each_apart(waiting, look_at, _tell_failure)
+
+
+def _tell_failure(stream_id: int) -> None:
+    log.exception("a look at the goodput of a stream failed", stream=stream_id)
 
 
 def look(database: Database, stream_id: int, paging: Paging, now: datetime, false_alarm_days: float) -> bool:

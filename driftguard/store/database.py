@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import psycopg
 import structlog
@@ -520,6 +520,30 @@ def is_outage(error: Exception) -> bool:
     if isinstance(error, DatabaseTimeout):
         return error.reason == "silence"
     return isinstance(error, DatabaseUnavailable)
+
+
+Item = TypeVar("Item")
+
+
+def each_apart(
+    items: Iterable[Item], work: Callable[[Item], None], on_failure: Callable[[Item], None]
+) -> None:
+    """Does the work on each, whichever fails: raises what the first that failed raised, after all the others.
+    At once only what is not of one item: an outage, or a second limit of time, as the database may be slow
+    for all. `on_failure`: called while the error is handled."""
+    failure: Exception | None = None
+    for item in items:
+        try:
+            work(item)
+        except Exception as error:
+            if is_outage(error) or (
+                isinstance(error, DatabaseTimeout) and isinstance(failure, DatabaseTimeout)
+            ):
+                raise
+            on_failure(item)
+            failure = failure or error
+    if failure is not None:
+        raise failure
 
 
 def is_too_slow(error: Exception) -> bool:

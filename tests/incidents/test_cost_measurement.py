@@ -13,7 +13,8 @@ from uuid import UUID
 import msgspec
 import numpy as np
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import select, text, update
+from sqlalchemy.orm import Session
 
 from driftguard.cost import Cost, Speed, TimedRequest, assess
 from driftguard.cost.assessment import UNMEASURED
@@ -27,8 +28,9 @@ from driftguard.records import AcceptanceRecord
 from driftguard.status.gather import gather
 from driftguard.status.stream_status import StreamStatus
 from driftguard.store import examination_evidence, folding, incidents, stream_costs
-from driftguard.store.database import Database
+from driftguard.store.database import Database, DatabaseTimeout, Work
 from driftguard.store.tables import Incident, Stream, StreamCost
+from tests.alerting.incident_rows import add_incident, add_stream
 from tests.cost.traffic import Server, told
 from tests.pipeline.examining import fold_and_examine
 from tests.pipeline.sidecar import running_sidecar
@@ -336,3 +338,50 @@ def test_what_a_clock_that_was_ahead_has_measured_is_measured_again(database: Da
     cost_measurement.refresh(database, NOBODY, now)
     with database.session() as session:
         assert session.scalars(select(StreamCost.measured_at)).all() == [now]
+
+
+@pytest.mark.parametrize("hindrance", ["slow", "locked"])
+def test_a_stream_that_takes_too_long_keeps_no_other_from_being_measured(
+    database: Database, monkeypatch: pytest.MonkeyPatch, hindrance: str
+) -> None:
+    """Nor the end of other incidents from being seen, or their cost from growing."""
+    rng = np.random.default_rng(6)
+    first, *others = [add_stream(database, version) for version in ("v1", "v2", "v3")]
+    incident_id = add_incident(database, [], stream_id=first)
+    send(database, rng, GOOD, 0, {4: 30})
+    measure, impatient = cost_measurement.measure, Work("chore", 2.0, 1.0, 60.0)
+
+    def slow(session: Session, stream: Stream, *rest: Any) -> Any:
+        if hindrance == "slow" and stream.id == first:
+            session.execute(text("SELECT pg_sleep(60)"))
+        return measure(session, stream, *rest)
+
+    monkeypatch.setattr(cost_measurement, "measure", slow)
+    monkeypatch.setattr(cost_measurement, "CHORE", impatient)
+    with database.session() as other:
+        if hindrance == "locked":  # by hand, say, in a session that was forgotten
+            incidents.lock(other, incident_id)
+        with pytest.raises(DatabaseTimeout):
+            cost_measurement.refresh(database, NOBODY, datetime.now(UTC))
+    with database.session() as session:
+        measured = set(session.scalars(select(StreamCost.stream_id)))
+    assert first not in measured
+    assert measured >= set(others)
+
+
+def test_a_stream_whose_measuring_fails_keeps_no_other_from_being_measured(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, *others = [add_stream(database, version) for version in ("v1", "v2", "v3")]
+    rollback_of = cost_measurement.rollback_of
+
+    def fail(session: Session, stream: Stream, cost: Cost | None) -> Any:
+        if stream.id == first:
+            raise ValueError("planted")
+        return rollback_of(session, stream, cost)
+
+    monkeypatch.setattr(cost_measurement, "rollback_of", fail)
+    with pytest.raises(ValueError, match="planted"):
+        cost_measurement.refresh(database, NOBODY, datetime.now(UTC))
+    with database.session() as session:
+        assert set(session.scalars(select(StreamCost.stream_id))) == set(others)

@@ -10,7 +10,9 @@ from uuid import UUID, uuid4
 
 import msgspec
 import numpy as np
-from sqlalchemy import func, select
+import pytest
+from sqlalchemy import func, select, text
+from sqlalchemy.orm import Session
 
 from driftguard.detection import Acceptance, DetectorConfig
 from driftguard.incidents import diagnosing, examination
@@ -29,9 +31,10 @@ from driftguard.records.probe_session import session_of
 from driftguard.retraining.due import why_not
 from driftguard.store import incidents
 from driftguard.store.captures import CapturedRequest, insert_captures
-from driftguard.store.database import Database
+from driftguard.store.database import Database, DatabaseTimeout, Work
 from driftguard.store.streams import all_streams
 from driftguard.store.tables import Incident, Notification, Record
+from tests.alerting.incident_rows import add_incident, add_stream
 from tests.pipeline.examining import examine, fold_and_examine
 from tests.pipeline.sidecar import running_sidecar
 from tests.pipeline.traffic import Traffic, store
@@ -309,6 +312,30 @@ def test_nothing_new_is_not_diagnosed_again(database: Database) -> None:
     before = known(database, incident_id)
     refresh(database, NOW + timedelta(minutes=5))
     assert known(database, incident_id) == before
+
+
+def test_an_incident_whose_diagnosis_takes_too_long_keeps_no_other_from_being_diagnosed_again(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest comes first."""
+    ids = [add_incident(database, [], stream_id=add_stream(database, version)) for version in ("v1", "v2")]
+    for incident_id in ids:
+        examine(database)
+        with database.session() as session:
+            incident = incidents.find(session, incident_id)[0]
+            incident.diagnosis = replace(known(database, incident_id), seen=SeenEvidence(0, -1))
+    made, slow = diagnosing.diagnosed, ids[-1]
+
+    def diagnosed(session: Session, incident: Incident, *rest: Any) -> IncidentDiagnosis:
+        if incident.id == slow:
+            session.execute(text("SELECT pg_sleep(60)"))
+        return made(session, incident, *rest)
+
+    monkeypatch.setattr(diagnosing, "diagnosed", diagnosed)
+    monkeypatch.setattr(diagnosing, "CHORE", Work("chore", 2.0, 1.0, 60.0))
+    with pytest.raises(DatabaseTimeout):
+        refresh(database, datetime.now(UTC))
+    assert [known(database, one).seen.captures for one in ids] == [0, -1]
 
 
 def test_the_detector_opens_incidents_with_a_diagnosis_and_the_api_shows_it(
