@@ -92,35 +92,38 @@ def diagnosed(session: Session, incident: Incident, stream: Stream, now: datetim
 
 
 def refresh(database: Database, paging: Paging, now: datetime) -> None:
-    """Diagnoses unresolved incidents again for which something new is known, each in a transaction of its
+    """Diagnoses unresolved incidents again for which something new is known, each in transactions of its
     own: raises what the first that failed raised, after all the others (`each_apart`)."""
     with database.session(CHORE) as session:
         known = [
             incident.id for incident, _ in incidents.list_page(session, limit=_INCIDENTS, state="unresolved")
         ]
 
-    def again(incident_id: UUID) -> None:
-        with database.session(CHORE) as session:
-            _diagnose_again(session, incident_id, paging, now)
-
-    each_apart(known, again, _tell_failure)
+    each_apart(known, lambda one: _diagnose_again(database, one, paging, now), _tell_failure)
 
 
 def _tell_failure(incident_id: UUID) -> None:
     log.exception("diagnosing again failed and will be tried again", incident=str(incident_id))
 
 
-def _diagnose_again(session: Session, incident_id: UUID, paging: Paging, now: datetime) -> None:
-    incident, stream = incidents.find(session, incident_id)
-    if incident.state == "resolved" or not _is_outdated(session, incident, stream, now):
-        return
-    slowdown = incident.evidence.slowdown
-    by_old_cause = severity_of(incident, slowdown, paging)
-    incident.diagnosis = diagnosed(session, incident, stream, now)
-    by_new_cause = severity_of(incident, slowdown, paging)
-    if is_graver(by_new_cause, by_old_cause):  # by its cost alone it is raised where that is measured
-        reason = f"diagnosed again: {incident.diagnosis.summary}"
-        raise_to(session, incident, by_new_cause, reason, paging, now)
+def _diagnose_again(database: Database, incident_id: UUID, paging: Paging, now: datetime) -> None:
+    """Reads, then stores in a short transaction of its own, in which nobody else changes the incident."""
+    with database.session(CHORE) as session:
+        incident, stream = incidents.find(session, incident_id)
+        if incident.state == "resolved" or not _is_outdated(session, incident, stream, now):
+            return
+        diagnosis = diagnosed(session, incident, stream, now)
+    with database.session(CHORE) as session:
+        present = incidents.lock(session, incident_id)
+        if present is None or present.state == "resolved":
+            return
+        slowdown = present.evidence.slowdown
+        by_old_cause = severity_of(present, slowdown, paging)
+        present.diagnosis = diagnosis
+        by_new_cause = severity_of(present, slowdown, paging)
+        if is_graver(by_new_cause, by_old_cause):  # by its cost alone it is raised where that is measured
+            reason = f"diagnosed again: {diagnosis.summary}"
+            raise_to(session, present, by_new_cause, reason, paging, now)
 
 
 def _is_outdated(session: Session, incident: Incident, stream: Stream, now: datetime) -> bool:

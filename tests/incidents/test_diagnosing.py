@@ -29,6 +29,7 @@ from driftguard.records.documents.incident import (
 )
 from driftguard.records.probe_session import session_of
 from driftguard.retraining.due import why_not
+from driftguard.retraining.ledger.incident_notes import tell_promotion
 from driftguard.store import incidents
 from driftguard.store.captures import CapturedRequest, insert_captures
 from driftguard.store.database import Database, DatabaseTimeout, Work
@@ -284,6 +285,33 @@ def test_what_was_no_page_becomes_one_when_the_diagnosis_changes(database: Datab
         assert [row.event for row in session.scalars(select(Notification))] == ["firing"]
         reason = incidents.transitions(session, incident_id)[-1].reason
     assert reason.startswith("critical instead of info: diagnosed again: the cause is not known")
+
+
+def test_what_an_incident_is_told_while_it_is_diagnosed_again_stays(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as the draft that was promoted for it, which the fold tells, or its end."""
+    incident_id = fallen(database)
+    with database.session() as session:
+        incident = incidents.find(session, incident_id)[0]
+        incident.severity = "info"
+        incident.diagnosis = replace(
+            known(database, incident_id), cause="configuration", confidence="high", seen=SeenEvidence(0, -1)
+        )
+    made = diagnosing.diagnosed
+
+    def diagnosed(*arguments: Any) -> IncidentDiagnosis:
+        with database.session() as other:
+            tell_promotion(other, incident_id, "v2", NOW)
+        return made(*arguments)
+
+    monkeypatch.setattr(diagnosing, "diagnosed", diagnosed)
+    refresh(database, NOW)
+    with database.session() as session:
+        incident = incidents.find(session, incident_id)[0]
+    assert (incident.severity, incident.diagnosis is not None) == ("critical", True)
+    assert incident.evidence.mitigation is not None
+    assert incident.evidence.mitigation.draft_version == "v2"
 
 
 def test_the_same_cause_found_again_pages_nobody(database: Database) -> None:
