@@ -1,7 +1,8 @@
 """The diagnosis of an incident: gathered from the store, decided purely, kept with the incident.
 
 It is made when the incident is examined, and again when evidence comes in that was missing then: canary
-probes replayed since the change, captured requests, their scores, or the end of the wait for the probes.
+probes replayed since the change, captured requests, their scores, or the end of the wait for the probes. Not
+when evidence is dropped that is past its retention: the incident keeps what was made of it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from driftguard.store.examination_evidence import (
     Moment,
     captures_around,
     engine_change,
+    is_before_kept,
     probes_around,
     records_around,
     records_between,
@@ -132,7 +134,21 @@ def _is_outdated(session: Session, incident: Incident, stream: Stream, now: date
         return False  # it has never been examined: driftguard.incidents.examination is at it
     if known.awaits_probes and now - incident.opened_at >= AWAIT_PROBES:
         return True
-    return known.seen != _seen(session, incident, stream)
+    seen = _seen(session, incident, stream)
+    if seen.scores != known.seen.scores:
+        return True
+    is_more = seen.probes > known.seen.probes or seen.captures > known.seen.captures
+    is_less = seen.probes < known.seen.probes or seen.captures < known.seen.captures
+    # Past its retention evidence is dropped: what is left of it would say less than is known.
+    return is_more and not is_less and _is_before_kept(session, incident)
+
+
+def _is_before_kept(session: Session, incident: Incident) -> bool:
+    """Whether the time before the change is still known, where it was compared."""
+    if incident.evidence.goes_on is not None:
+        return True
+    before = incident.evidence.predecessor_stream_id or incident.stream_id
+    return is_before_kept(session, before, _moment(incident))
 
 
 def _seen(session: Session, incident: Incident, stream: Stream) -> SeenEvidence:

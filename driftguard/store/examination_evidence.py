@@ -133,6 +133,17 @@ def _observed(row: Any) -> Observed:
     )
 
 
+def is_before_kept(session: Session, stream_id: int, moment: Moment) -> bool:
+    """Whether a record from before the change, of those that `records_between` finds, is still kept."""
+    query = select(Record.seq).where(
+        of_stream(stream_id),
+        Record.kind != "probe",
+        Record.seq < moment.seq,
+        Record.ended_at.between(moment.at - LOOK_BACK, moment.at + LOOK_BACK),
+    )
+    return session.scalar(query.order_by(*newest_first).limit(1)) is not None
+
+
 BEGINNING: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 

@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 import msgspec
 import numpy as np
 import pytest
-from sqlalchemy import func, select, text
+from sqlalchemy import delete, func, select, text
 from sqlalchemy.orm import Session
 
 from driftguard.detection import Acceptance, DetectorConfig
@@ -34,7 +34,7 @@ from driftguard.store import incidents
 from driftguard.store.captures import CapturedRequest, insert_captures
 from driftguard.store.database import Database, DatabaseTimeout, Work
 from driftguard.store.streams import all_streams
-from driftguard.store.tables import Incident, Notification, Record
+from driftguard.store.tables import Capture, Incident, Notification, Record
 from tests.alerting.incident_rows import add_incident, add_stream
 from tests.pipeline.examining import examine, fold_and_examine
 from tests.pipeline.sidecar import running_sidecar
@@ -244,7 +244,7 @@ def test_captures_that_arrive_later_sharpen_the_diagnosis_and_name_examples(data
     assert {UUID(example) for example in known(database, incident_id).examples} <= set(new)
 
 
-def test_another_k_is_told_as_configuration_and_pages_nobody(database: Database) -> None:
+def another_k(database: Database) -> UUID:
     traffic = Traffic(seed=4, start=NOW - timedelta(hours=1))
     after = [
         msgspec.structs.replace(
@@ -262,13 +262,59 @@ def test_another_k_is_told_as_configuration_and_pages_nobody(database: Database)
     store(database, before)
     first = newest_seq(database) + 1
     store(database, after)
-    incident_id = open_incident(database, NOW - timedelta(hours=1), first)
+    return open_incident(database, NOW - timedelta(hours=1), first)
+
+
+def test_another_k_is_told_as_configuration_and_pages_nobody(database: Database) -> None:
+    incident_id = another_k(database)
     assert verdict(database, incident_id) == ("configuration", "high")
     diagnosis = known(database, incident_id)
     assert diagnosis.summary == "the configuration: K (num_speculative_tokens) went from 4 to 8"
     assert why_not(diagnosis, "low") is not None
     with database.session() as session:
         assert incidents.find(session, incident_id)[0].severity == "info"
+
+
+@pytest.mark.parametrize("kept", [timedelta(days=30), timedelta(days=3)])
+def test_an_incident_whose_records_are_past_retention_keeps_its_diagnosis_and_pages_nobody(
+    database: Database, kept: timedelta
+) -> None:
+    """Canary probes are replayed before retention has come to the change, or go on as it has."""
+    incident_id = another_k(database)
+    replay(database, NOW)
+    refresh(database, NOW + timedelta(minutes=5))
+    assert (verdict(database, incident_id), told(database)) == (("configuration", "high"), [])
+    first = known(database, incident_id)
+
+    later = NOW + kept + timedelta(minutes=30)
+    drop(database, before=later - kept)
+    if kept < timedelta(days=7):
+        for hours in (2, 1):
+            replay(database, later - timedelta(hours=hours))
+    refresh(database, later)
+    assert (known(database, incident_id), told(database)) == (first, [])
+
+
+def told(database: Database) -> list[str]:
+    with database.session() as session:
+        return [row.severity for row in session.scalars(select(Notification))]
+
+
+def drop(database: Database, before: datetime) -> None:
+    """As retention does, day by day."""
+    with database.session() as session:
+        session.execute(delete(Record).where(Record.ended_at < before))
+
+
+def test_captures_that_are_past_retention_leave_the_diagnosis_that_was_made_of_them(
+    database: Database,
+) -> None:
+    incident_id = drifted(database)
+    assert verdict(database, incident_id) == ("query_drift", "medium")
+    with database.session() as session:
+        session.execute(delete(Capture))
+    refresh(database, NOW + timedelta(days=14))
+    assert verdict(database, incident_id) == ("query_drift", "medium")
 
 
 def test_what_was_no_page_becomes_one_when_the_diagnosis_changes(database: Database) -> None:
@@ -351,7 +397,7 @@ def test_an_incident_whose_diagnosis_takes_too_long_keeps_no_other_from_being_di
         examine(database)
         with database.session() as session:
             incident = incidents.find(session, incident_id)[0]
-            incident.diagnosis = replace(known(database, incident_id), seen=SeenEvidence(0, -1))
+            incident.diagnosis = replace(known(database, incident_id), seen=SeenEvidence(0, 0, -1))
     made, slow = diagnosing.diagnosed, ids[-1]
 
     def diagnosed(session: Session, incident: Incident, *rest: Any) -> IncidentDiagnosis:
@@ -363,7 +409,7 @@ def test_an_incident_whose_diagnosis_takes_too_long_keeps_no_other_from_being_di
     monkeypatch.setattr(diagnosing, "CHORE", Work("chore", 2.0, 1.0, 60.0))
     with pytest.raises(DatabaseTimeout):
         refresh(database, datetime.now(UTC))
-    assert [known(database, one).seen.captures for one in ids] == [0, -1]
+    assert [known(database, one).seen.scores for one in ids] == [0, -1]
 
 
 def test_the_detector_opens_incidents_with_a_diagnosis_and_the_api_shows_it(
