@@ -44,6 +44,7 @@ SURELY: Final = 3.0
 FURTHER: Final = 0.05  # of acceptance: what a segment must lose beyond what its incident says, to be told
 _NEWEST_REQUESTS: Final = 200
 LEAST_REQUESTS: Final = 30  # of a segment at one K, on either side of the change
+_OUTGREW: Final = "more has changed since than its cause explains"
 _TOLD: Final = ("now", "before", "lost")  # of the cost of an incident
 log = structlog.get_logger(__name__)
 
@@ -236,6 +237,9 @@ def update_incident(
             graver = severity_of(incident, worst.part, paging)
             if raise_to(session, incident, graver, worst.told, paging, now):
                 _keep(incident, worst)
+        elif incident.evidence.outgrew_cause:
+            graver = severity_of(incident, incident.evidence.slowdown, paging)
+            raise_to(session, incident, graver, _OUTGREW, paging, now)
 
 
 def _tell_further_fall(

@@ -161,7 +161,8 @@ def _why(incident: Incident, server: str) -> str:
     action = "" if over else f"; {_action(incident, known, best, server)}"
     if known.cause == "unknown":
         return f" {known.summary[0].upper()}{known.summary[1:]}{action}."
-    return f" Likely cause: {known.summary} ({known.confidence} confidence){action}."
+    of_first = " of what changed first" if incident.evidence.outgrew_cause else ""
+    return f" Likely cause{of_first}: {known.summary} ({known.confidence} confidence){action}."
 
 
 def _action(incident: Incident, known: IncidentDiagnosis, best: Action, server: str) -> str:

@@ -31,6 +31,7 @@ from driftguard.incident_lifecycle import PAGE_SLOWDOWN, Direction, Severity, fo
 from driftguard.records.documents.acceptance import from_to
 from driftguard.records.documents.incident import (
     ChangedSegment,
+    IncidentDiagnosis,
     IncidentEvidence,
     Repeats,
     names_of,
@@ -147,6 +148,7 @@ def join(
 ) -> bool:
     """Names more segments in an incident that is not resolved, and says why; those that it names already, and
     that are not back, stay as they are. Whether there were others."""
+    named = set(names_of(incident.segments))
     staying = [each for each in incident.segments if each.back_at is None]
     joined = [each for each in segments if each.segment not in names_of(staying)]
     if joined:
@@ -159,6 +161,8 @@ def join(
         slower = by_formula(incident, known.num_speculative_tokens)
         if known.may_be_usual and known.repeats is not None:
             known = replace(known, repeats=replace(known.repeats, differs="more segments changed"))
+        if any(not set(each.renamed_from) & named for each in joined):
+            known = replace(known, outgrew_cause=True)
         incident.evidence = replace(known, slowdown_measured=None, slowdown_formula=slower, cost=None)
         incidents.note(session, incident, reason, now)
         log.warning("incident widened", incident=str(incident.id), stream=incident.stream_id, reason=reason)
@@ -238,7 +242,9 @@ def fall_further(
     )
     _, incident.acceptance_after = _acceptance_of(incident.segments)
     slower = by_formula(incident, incident.evidence.num_speculative_tokens)
-    incident.evidence = replace(incident.evidence, slowdown_measured=None, slowdown_formula=slower, cost=None)
+    incident.evidence = replace(
+        incident.evidence, slowdown_measured=None, slowdown_formula=slower, cost=None, outgrew_cause=True
+    )
     incidents.note(session, incident, reason, now)
     log.warning("incident fell further", incident=str(incident.id), reason=reason)
     return reason
@@ -348,15 +354,20 @@ NOBODY = Paging()
 
 def severity_of(incident: Incident, slowdown: float | None, paging: Paging = NOBODY) -> Severity:
     """By its cause and by what it costs. Suspicious answers are a page although nothing got slower; what is
-    surely no fault is none. `slowdown`: part of the tokens per second lost; None: not known."""
+    surely no fault is none, unless more has changed since than that explains. `slowdown`: part of the tokens
+    per second lost; None: not known."""
     known = incident.diagnosis
     if known is not None and known.cause == "quality":
         return "warning"
     if incident.evidence.may_be_usual:
         return "info"
-    if known is not None and known.cause in ("mix_shift", "configuration") and known.confidence == "high":
+    if known is not None and _is_surely_harmless(known) and not incident.evidence.outgrew_cause:
         return "info"
     return severity(cast("Direction", incident.direction), slowdown, paging.slowdown)
+
+
+def _is_surely_harmless(known: IncidentDiagnosis) -> bool:
+    return known.cause in ("mix_shift", "configuration") and known.confidence == "high"
 
 
 def announce(session: Session, incident: Incident, paging: Paging, now: datetime) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import numpy as np
@@ -13,7 +15,7 @@ from sqlalchemy import select
 from driftguard.cost import assess
 from driftguard.detection import DetectorConfig
 from driftguard.diagnosis import Cause, Confidence, Diagnosis
-from driftguard.incidents import cost_measurement
+from driftguard.incidents import cost_measurement, diagnosing
 from driftguard.incidents import opening as incident_severity
 from driftguard.incidents.cost_measurement import Measurement
 from driftguard.incidents.message import summary
@@ -174,6 +176,37 @@ def test_what_a_segment_that_is_not_watched_yet_loses_is_told_as_well(database: 
     world.measure()
     assert names_of(world.incident()[0].segments) == ("chat",)
     assert "other segments have become at least" in world.history()[-1]
+
+
+@pytest.mark.parametrize("later", ["other segment", "same segment"])
+def test_what_falls_later_pages_although_the_open_fall_has_a_harmless_cause(
+    database: Database, monkeypatch: pytest.MonkeyPatch, later: str
+) -> None:
+    """Another setting, say, which nobody has to look at: it may stay open for months, and what joins it has
+    no incident of its own."""
+    made = diagnosing.diagnosed
+
+    def harmless(*arguments: Any) -> IncidentDiagnosis:
+        return replace(made(*arguments), cause="configuration", confidence="high")
+
+    monkeypatch.setattr(diagnosing, "diagnosed", harmless)
+    world = World(database)
+    world.send(chat=(GOOD, 1_200), code=(GOOD, 1_200))
+    world.send(chat=(server(0.5), 600), code=(GOOD, 600))
+    for _ in range(2):
+        world.measure()
+    assert (world.incident()[0].severity, world.told()) == ("info", [])
+
+    if later == "other segment":
+        world.send(chat=(server(0.5), 1_000), code=(BAD, 1_000))
+    else:
+        world.send(chat=(server(0.2), 1_000), code=(GOOD, 1_000))
+    for _ in range(2):
+        world.measure()
+    incident, stream = world.incident()
+    assert world.told() == [("firing", incident.severity)]
+    assert incident.severity == "critical"
+    assert "Now critical: " in summary(incident, stream)
 
 
 def test_with_a_threshold_of_0_every_fall_pages_over_real_http(database: Database, tmp_path: Path) -> None:

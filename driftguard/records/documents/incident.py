@@ -176,6 +176,7 @@ class IncidentEvidence:
     raised_because: str | None = None  # why the severity was raised
     repeats: Repeats | None = None
     is_return: bool = False  # a rise that was the end of a fall which no baseline showed
+    outgrew_cause: bool = False  # since it was diagnosed other segments joined, or its own fell further
     # What each changed segment accepted once that was known after the alarm: a further fall is one from there
     levels: Mapping[str, Acceptance] = field(default_factory=dict)
 
