@@ -36,14 +36,15 @@ class IncidentMetrics:
         self.acceptance_before = series.gauge(
             "driftguard_incident_acceptance_before_ratio",
             "Acceptance per request of a segment before the change of an incident that is not resolved, "
-            "allowing for the length of answers.",
+            "allowing for the length of answers; of segments that are not back.",
             *INCIDENT,
             "segment",
             "positions",  # all | first | both: its draft positions
         )
         self.acceptance_after = series.gauge(
             "driftguard_incident_acceptance_after_ratio",
-            "Acceptance per request of a segment after the change of an incident that is not resolved.",
+            "Acceptance per request of a segment after the change of an incident that is not resolved; of "
+            "segments that are not back.",
             *INCIDENT,
             "segment",
             "positions",

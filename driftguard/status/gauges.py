@@ -182,6 +182,8 @@ def _show_incidents(session: Session, metrics: Metrics, streams: Mapping[int, St
             if incident.evidence.goodput is not None:
                 continue  # these are of a change of acceptance
             for segment in incident.segments:
+                if segment.back_at is not None:
+                    continue  # an alert says that it fell, and ends
                 of_segment = (*labels, segment.segment, segment.after.positions)
                 before[of_segment], after[of_segment] = segment.levels
     # The alert is based on the last gauge; it is set last, so that the gauges of the alert's text exist

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
@@ -76,6 +77,21 @@ def test_an_open_incident_is_shown_with_where_since_when_and_what_it_costs(
     assert shown(looking, "incident_change_point_timestamp_seconds", **FALL) == since
     identity = {"incident": str(incident_id), "cause": "unknown", "confidence": "low"}
     assert shown(looking, "incident_info", **FALL, **identity) == 1
+
+
+def test_a_segment_that_is_back_before_the_others_is_not_shown_as_fallen(
+    database: Database, looking: LookAround
+) -> None:
+    """Nor one whose place another name took: the alert about it ends."""
+    incident_id = add_incident(database, [], opened_at=NOW)
+    with database.session() as session:
+        incident, _ = incidents.find(session, incident_id)
+        (german,) = incident.segments
+        incident.segments = (replace(german, back_at=NOW), replace(german, segment="french"))
+    looking.look(NOW)
+    for side in ("before", "after"):
+        told = samples(looking._metrics, f"driftguard_incident_acceptance_{side}_ratio")
+        assert [one.labels["segment"] for one in told] == ["french"]
 
 
 def test_a_stream_that_appears_while_the_gauges_are_set_waits_for_the_next_round(database: Database) -> None:
