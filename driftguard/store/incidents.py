@@ -95,11 +95,19 @@ _EMITTED = text(
     """
     WITH span AS (
         SELECT date_trunc('minute', CAST(:since AS timestamptz)) + interval '1 minute' AS first,
-               date_trunc('minute', CAST(:until AS timestamptz)) AS last
+               date_trunc('minute', CAST(:until AS timestamptz)) AS last,
+               date_trunc('hour', CAST(:since AS timestamptz), 'UTC') + interval '1 hour' AS first_hour,
+               date_trunc('hour', CAST(:until AS timestamptz), 'UTC') AS last_hour
     )
-    SELECT (SELECT coalesce(sum(emitted), 0) FROM rollups_1m, span
+    SELECT (SELECT coalesce(sum(emitted), 0) FROM rollups_1h, span
             WHERE stream_id = :stream_id AND segment = ANY(:segments) AND kind <> 'probe'
-              AND minute >= first AND minute < last)
+              AND minute >= first_hour AND minute < last_hour)
+         + (SELECT coalesce(sum(emitted), 0) FROM rollups_1m, span
+            WHERE stream_id = :stream_id AND segment = ANY(:segments) AND kind <> 'probe'
+              AND minute >= first AND minute < least(first_hour, last))
+         + (SELECT coalesce(sum(emitted), 0) FROM rollups_1m, span
+            WHERE stream_id = :stream_id AND segment = ANY(:segments) AND kind <> 'probe'
+              AND minute >= greatest(first_hour, last_hour) AND minute < last)
          + (SELECT coalesce(sum(emitted), 0) FROM records
             WHERE stream_id = :stream_id AND segment = ANY(:segments) AND kind <> 'probe'
               AND ended_at >= :since AND ended_at < least((SELECT first FROM span), :until))
@@ -112,7 +120,8 @@ _EMITTED = text(
 
 def _emitted_since_change(session: Session, incident: Incident, last_record_at: datetime | None) -> int:
     """In the changed segments, up to this time of the source's clock, or to the stream's newest record: whole
-    minutes by the rollups, the rest by records."""
+    hours and minutes by the rollups, the rest by records. Those of hours are kept for longest: of an incident
+    that lasted longer than the others are kept, the part of its first hour is not known any more."""
     if last_record_at is None:
         newest = select(Stream.last_seen_at).where(Stream.id == incident.stream_id)
         last_record_at = session.scalars(newest).one()

@@ -11,7 +11,7 @@ from uuid import UUID
 import msgspec
 import numpy as np
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import delete, func, select
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
@@ -25,7 +25,7 @@ from driftguard.records.documents.cost import Cost, Interval, Speed
 from driftguard.records.documents.incident import Ending
 from driftguard.store import incidents
 from driftguard.store.database import Database
-from driftguard.store.tables import Incident, Record, Stream
+from driftguard.store.tables import Incident, Record, Rollup, Stream
 from tests.alerting.incident_rows import add_incident, add_stream, resolve
 from tests.cost.traffic import Server
 from tests.incidents.test_cost_measurement import BAD, GOOD, START, fold_all, only_incident, records, send
@@ -262,3 +262,27 @@ def send_segments(
         for item in server.serve(rng, count, 4, segment=name, start=start)
     ]
     store(database, records(rng, sorted(drawn, key=lambda item: item.ended_at)))
+
+
+def test_of_an_incident_that_outlasted_the_rollups_of_minutes_the_tokens_are_all_told(
+    database: Database,
+) -> None:
+    """Those are kept for 35 days, and the rollups of hours for 400. It began within an hour of UTC, of which
+    nothing is left."""
+    rng = np.random.default_rng(4)
+    start = (datetime.now(UTC) - timedelta(days=60)).replace(minute=20, second=0, microsecond=0)
+    drawn = [
+        item
+        for at in (start, start + timedelta(hours=3), start + timedelta(days=30), start + timedelta(days=59))
+        for item in Server().serve(rng, 30, 4, segment="german", start=at.timestamp())
+    ]
+    store(database, records(rng, drawn))
+    with database.session() as session:
+        (stream,) = session.query(Stream).all()
+        incident_id = add_incident(database, [], stream_id=stream.id, opened_at=start + timedelta(minutes=5))
+        past = datetime.now(UTC) - timedelta(days=35)
+        session.execute(delete(Rollup).where(Rollup.minute < past))
+        session.execute(delete(Record).where(Record.ended_at < past))
+    found = aftermath.of(resolved(database, incident_id, datetime.now(UTC)))
+    assert found is not None
+    assert found.tokens == sum(item.emitted for item in drawn[30:])
