@@ -153,6 +153,8 @@ def _why(incident: Incident, server: str) -> str:
     """For example: Likely cause: the traffic moved (medium confidence); a new draft is being trained."""
     best = best_of(remedy.of_incident(incident))
     over = incident.state == "resolved"
+    if incident.diagnosis is None and over and not incident.awaits_examination:
+        return " It was over before its cause was examined."
     if incident.diagnosis is None:
         at_once = best.kind in _AT_ONCE and incident.direction != "up" and not over
         told = f" Best now: {best.sentence}." if at_once else ""

@@ -245,6 +245,23 @@ def test_what_is_over_before_it_is_examined_is_told_with_its_end(database: Datab
     assert world.told() == [("firing", "critical"), ("resolved", "critical")]
 
 
+def test_what_is_over_before_its_cause_was_examined_promises_none(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(database).fallen()
+    with monkeypatch.context() as patched:
+        patched.setattr(diagnosing, "records_around", _fail)
+        world.examiner.examine(datetime.now(UTC))
+        world.examiner.announce_overdue(datetime.now(UTC) + examination.PATIENCE)
+        world.fold(1_200, GOOD)
+    examine(database)
+    incident, stream = world.incident()
+    assert (incident.state, incident.diagnosis) == ("resolved", None)
+    text = summary(incident, stream)
+    assert "yet" not in text
+    assert " It was over before its cause was examined. It lasted " in text
+
+
 def test_sidecars_that_examine_at_the_same_time_tell_it_once(database: Database) -> None:
     world = World(database).fallen()
     with ThreadPoolExecutor(3) as threads:
