@@ -237,7 +237,7 @@ def update_incident(
             graver = severity_of(incident, worst.part, paging)
             if raise_to(session, incident, graver, worst.told, paging, now):
                 _keep(incident, worst)
-        elif incident.evidence.outgrew_cause:
+        elif incident.evidence.outgrew_cause and incident.severity == "info":  # as when one opens
             graver = severity_of(incident, incident.evidence.slowdown, paging)
             raise_to(session, incident, graver, _OUTGREW, paging, now)
 

@@ -209,6 +209,26 @@ def test_what_falls_later_pages_although_the_open_fall_has_a_harmless_cause(
     assert "Now critical: " in summary(incident, stream)
 
 
+def test_what_joins_a_fall_with_a_harmless_cause_pages_although_nothing_tells_what_it_costs(
+    database: Database,
+) -> None:
+    """As where K varies: then each fall is a warning."""
+    incident_id = add_incident(database, [], severity="info")
+    with database.session() as session:
+        incident = incidents.find(session, incident_id)[0]
+        incident.evidence = IncidentEvidence()
+        incident.diagnosis = diagnosed("down", "configuration", "high").diagnosis
+        other = replace(incident.segments[0], segment="code")
+        unknown = Measurement(None, [], [])
+        cost_measurement.update_incident(session, incident, unknown, PAGER, datetime.now(UTC))
+        assert incident.severity == "info"
+        incident_severity.join(session, incident, [other], "code fell as well", datetime.now(UTC))
+        cost_measurement.update_incident(session, incident, unknown, PAGER, datetime.now(UTC))
+        assert incident.severity == "warning"
+        told = session.scalars(select(Notification.severity)).all()
+    assert list(told) == ["warning"]
+
+
 def test_with_a_threshold_of_0_every_fall_pages_over_real_http(database: Database, tmp_path: Path) -> None:
     rng = np.random.default_rng(SEED)
     start = START.timestamp()
