@@ -336,7 +336,7 @@ def test_what_was_no_page_becomes_one_when_the_diagnosis_changes(database: Datab
 def test_what_an_incident_is_told_while_it_is_diagnosed_again_stays(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such as the draft that was promoted for it, which the fold tells, or its end."""
+    """Such as the draft that was promoted for it, which the fold tells."""
     incident_id = fallen(database)
     with database.session() as session:
         incident = incidents.find(session, incident_id)[0]
