@@ -91,12 +91,17 @@ class Delivery:
         response = await self._begin()
         self.added_seconds = perf_counter() - came_at
         events = EventStream(excess, self._max)
-        async for chunk in self._answer.content.iter_any():
-            kept = events.feed(chunk, perf_counter())
-            if events.is_done:
-                self._heard_all(events)  # before it is written: the client may disconnect at once
-            if kept:
-                await self._write(response, kept)
+        try:
+            async for chunk in self._answer.content.iter_any():
+                kept = events.feed(chunk, perf_counter())
+                if events.is_done:
+                    self._heard_all(events)  # before it is written: the client may disconnect at once
+                if kept:
+                    await self._write(response, kept)
+        except (aiohttp.ClientError, TimeoutError):  # the upstream broke off
+            if rest := events.end():
+                await self._write(response, rest)
+            raise
         self._heard_all(events)
         if rest := events.end():
             await self._write(response, rest)

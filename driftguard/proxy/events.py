@@ -11,12 +11,21 @@ from driftguard.adapters.answers.counts import AnswerUnreadable
 from driftguard.adapters.answers.openai import common, has_output
 from driftguard.adapters.answers.reading import members_with_counts
 from driftguard.proxy.asking import NOTHING, Excess
-from driftguard.proxy.json_members import NotAnObject, members, values_in, within, without
+from driftguard.proxy.json_members import (
+    NotAnObject,
+    members,
+    values_in,
+    with_last_member,
+    within,
+    without,
+)
 
 _END: Final = re.compile(rb"\r?\n\r?\n")
 _DATA: Final = re.compile(rb"^data: ?(.*?)\r?$", re.MULTILINE)
 _NO_CHOICES: Final = re.compile(rb'"choices"\s*:\s*\[\s*\]')
 _DONE: Final = b"[DONE]"
+_ENDS_ANSWER: Final = re.compile(rb'^data:.*"finish_reason"\s*:\s*"', re.MULTILINE)
+_TOLD_LAST: Final = "system_fingerprint"  # by vLLM, in the event with the usage where that is asked for
 
 
 @dataclass(slots=True)
@@ -32,7 +41,8 @@ class StreamedAnswer:
 
 class EventStream:
     """Splits server-sent events as they arrive. If nothing has to be removed, bytes are passed on before they
-    are parsed."""
+    are parsed. Before usage that is to be removed, the event that ends the answer is held until the next one
+    is there: it may have to tell what that would have told last."""
 
     def __init__(self, excess: Excess, max_event_bytes: int) -> None:
         self.heard = StreamedAnswer()
@@ -42,6 +52,7 @@ class EventStream:
         self._takes_out = excess != NOTHING
         self._max = max_event_bytes
         self._rest = b""
+        self._held = b""
 
     def feed(self, chunk: bytes, now: float) -> bytes:
         """Returns the bytes for the client."""
@@ -51,7 +62,8 @@ class EventStream:
         passed: list[bytes] = []
         place = 0
         for end in _END.finditer(text, max(0, len(self._rest) - 3)):
-            passed.append(self._event(text[place : end.end()], now))
+            event = text[place : end.end()]
+            passed.append(self._in_turn(event, self._event(event, now)))
             place = end.end()
         self._rest = text[place:]
         if len(self._rest) > self._max:
@@ -60,9 +72,19 @@ class EventStream:
         return b"".join(passed) if self._takes_out else chunk
 
     def end(self) -> bytes:
-        """Returns an incomplete last event unchanged."""
-        rest, self._rest = self._rest, b""
+        """Returns the event that is held, and an incomplete last one unchanged."""
+        rest, self._held, self._rest = self._held + self._rest, b"", b""
         return rest if self._takes_out else b""
+
+    def _in_turn(self, event: bytes, kept: bytes) -> bytes:
+        """Returns the event that was held, and this one as `kept`, unless it is held now."""
+        held, self._held = self._held, b""
+        if held and not kept:
+            held = _with_what_is_told_last(held, event)
+        if self._excess.usage and _ENDS_ANSWER.search(kept):
+            self._held = kept
+            return held
+        return held + kept
 
     def _event(self, event: bytes, now: float) -> bytes:
         found = _DATA.findall(event)
@@ -84,6 +106,15 @@ class EventStream:
             return event
         kept = reduced(payload, self._excess, is_event=True)
         return event if kept is payload else event.replace(payload, kept, 1) if kept else b""
+
+
+def _with_what_is_told_last(event: bytes, removed: bytes) -> bytes:
+    """As a client gets it that asks for no usage."""
+    payload, theirs = _DATA.findall(event)[0], _DATA.findall(removed)[0]
+    try:
+        return event.replace(payload, with_last_member(payload, _TOLD_LAST, theirs), 1)
+    except NotAnObject:
+        return event
 
 
 def _tells_error(payload: bytes) -> bool:

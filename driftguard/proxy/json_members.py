@@ -105,6 +105,17 @@ def with_member(text: bytes, name: str, value: bytes) -> bytes:
     return text[:place] + msgspec.json.encode(name) + b":" + value + comma + text[place:]
 
 
+def with_last_member(text: bytes, name: str, source: bytes) -> bytes:
+    """The member of that name of `source`, as it stands there, becomes the last; nothing is added where it is
+    missing there (or the first), or known here. Raises NotAnObject."""
+    theirs, ours = members(source), members(text)
+    place = next((place for place, member in enumerate(theirs) if member.name == name), 0)
+    if not (place and ours) or name in (member.name for member in ours):
+        return text
+    end = ours[-1].end
+    return text[:end] + source[theirs[place - 1].end : theirs[place].end] + text[end:]
+
+
 def within(text: bytes, name: str, names: Collection[str]) -> bytes:
     """Removes `names` from the object in member `name`; an object that becomes empty is removed too.
 

@@ -20,6 +20,7 @@ VLLM_SPECULATION = {
     "num_draft_tokens": 129,
     "num_spec_tokens": 3,
 }
+VLLM_FINGERPRINT = {"system_fingerprint": "vllm-0.32.0-a6e9d0c2"}
 SGLANG_DETAILS = {
     "spec_accept_rate": 0.2930232558139535,
     "spec_accept_length": 2.4651162790697674,
@@ -105,7 +106,7 @@ def _deltas(request: Json, **more: Any) -> list[Json]:
 
 def vllm(request: Json, style: Style = COMPACT, speculation: Json | None = VLLM_SPECULATION) -> Answer:
     """Ends on the stop string where the request has one, and then tells no counts. Usage in every event only
-    where usage is asked for as well."""
+    where usage is asked for as well. Its fingerprint is in the last event, whichever that is."""
     stopped = {"finish_reason": "stop", "stop_reason": request.get("stop")}
     speculation = None if request.get("stop") else speculation
     metrics = {"speculative_decoding": speculation, "time_to_first_token_ms": 12.0, "mean_itl_ms": 20.0}
@@ -116,6 +117,7 @@ def vllm(request: Json, style: Style = COMPACT, speculation: Json | None = VLLM_
             {
                 **_head(request, "chat.completion"),
                 "choices": choices,
+                **VLLM_FINGERPRINT,
                 "usage": _usage(53),
                 "metrics": metrics,
             }
@@ -125,8 +127,10 @@ def vllm(request: Json, style: Style = COMPACT, speculation: Json | None = VLLM_
     chunks = _deltas(request, **({"usage": _usage(1)} if in_all else {}))
     chunks[-1]["choices"][0] |= stopped
     if has_usage:
-        end = {"choices": [], "usage": _usage(53), "metrics": metrics}
+        end = {"choices": [], "usage": _usage(53), **VLLM_FINGERPRINT, "metrics": metrics}
         chunks.append({**_head(request, "chat.completion.chunk"), **end})
+    else:
+        chunks[-1] |= VLLM_FINGERPRINT
     return [*map(style.event, chunks), DONE]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from contextlib import suppress
 
 import aiohttp
 import pytest
@@ -312,7 +313,8 @@ def test_a_client_that_leaves_before_the_answer_ends_the_request_upstream() -> N
 
 
 def test_events_pass_one_by_one_as_they_come() -> None:
-    """The engine writes the next event only when the client has the one before."""
+    """The engine writes the next event only when the client has the one before. The event that ends the
+    answer comes with the next: it tells what the removed one would have told last."""
 
     async def scenario() -> None:
         received = asyncio.Queue[bytes]()
@@ -324,8 +326,10 @@ def test_events_pass_one_by_one_as_they_come() -> None:
             assert isinstance(events, list)
             for event in events:
                 await response.write(event)
-                if b'"choices":[]' not in event:  # the one that the client does not get
-                    assert await received.get() == event
+                if b'"finish_reason":"stop"' not in event and b'"choices":[]' not in event:
+                    while b'"finish_reason":"stop"' in (passed := await received.get()):
+                        pass
+                    assert passed == event
             return response
 
         async with proxied(engine, engine="vllm") as setup:
@@ -338,6 +342,29 @@ def test_events_pass_one_by_one_as_they_come() -> None:
                     event = await answer.content.readuntil(b"\n\n")
                     received.put_nowait(event)
             await setup.sidecar.wait_for(1)
+
+    asyncio.run(scenario())
+
+
+def test_the_end_of_an_answer_arrives_where_the_usage_behind_it_does_not() -> None:
+    async def engine(request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for event in vllm(await request.json())[:-2]:
+            assert isinstance(event, bytes)
+            await response.write(event)
+        assert request.transport is not None
+        request.transport.close()
+        return response
+
+    async def scenario() -> None:
+        async with proxied(engine, engine="vllm") as setup:
+            got = b""
+            async with setup.client.post(setup.proxy + PATH, json=CHAT) as answer:
+                with suppress(aiohttp.ClientPayloadError):
+                    async for piece in answer.content.iter_any():
+                        got += piece
+            assert got.count(b'"finish_reason":"stop"') == 1
 
     asyncio.run(scenario())
 
