@@ -37,7 +37,8 @@ class TensorRtLlm:
 
     def windows(self, before: Reading, after: Reading, known: Identity) -> Sequence[Window]:
         increase = Increase.between(before, after, _COUNTERS)
-        series = _BY_POSITION[0] if after.of(_BY_POSITION[0]) else _BY_ITERATION[0]
+        names = (_BY_POSITION[0], _BY_ITERATION[0], _GENERATED)  # without speculation it has the last alone
+        series = next((name for name in names if after.of(name)), _GENERATED)
         targets = sorted(after.values_of(series, "model_name"))
         return [_window(target, increase, after, known) for target in targets]
 
@@ -47,8 +48,9 @@ def _window(target: str, increase: Increase, after: Reading, known: Identity) ->
     configured = _configured(after, label)
     drafted, accepted = (increase.per_position(name, "token_position", **label) for name in _BY_POSITION)
     k = known.num_speculative_tokens or _whole_number(configured.get("spec_num_tokens"))
+    counts_drafts = bool(drafted or after.of(_BY_ITERATION[0], **label))
     if drafted is None:
-        counts = _by_iteration(increase, k, label)
+        counts = _by_iteration(increase, k, label) if counts_drafts else (0, 0, 0)
         fidelity: Fidelity = "gauge"
     else:
         accepted = [*(accepted or []), *[0] * len(drafted)][: len(drafted)]
@@ -71,6 +73,7 @@ def _window(target: str, increase: Increase, after: Reading, known: Identity) ->
         time_to_first_token_seconds=increase.mean(_FIRST_TOKEN, **label),
         time_per_output_token_seconds=increase.mean(_PER_TOKEN, **label),
         concurrency=after.whole(_RUNNING, **label),
+        counts_drafts=counts_drafts,
         started_requests=increase.whole(f"{_FIRST_TOKEN}_count", **label),
         draft=configured.get("spec_draft_model") or None,
         method=configured.get("spec_method", "").lower() or None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
 from driftguard.adapters.condition import Condition
 from driftguard.records import AcceptanceRecord, Fidelity, check_record, new_record_id
@@ -29,6 +30,13 @@ class Identity:
     method: str | None = None
     segment: str = "default"
     num_speculative_tokens: int | None = None
+
+
+class Drafted(NamedTuple):
+    """What a server drafted with last, as its records say. Some name it only while they speculate."""
+
+    draft: str
+    method: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

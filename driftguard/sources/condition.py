@@ -9,7 +9,7 @@ from datetime import datetime
 from driftguard.adapters.adapter import Adapter
 from driftguard.adapters.condition import RECORDED, Condition
 from driftguard.adapters.reading import Reading, Unfinished
-from driftguard.adapters.window import Identity, LeftOut, Window, condition_of
+from driftguard.adapters.window import Drafted, Identity, LeftOut, Window, condition_of
 
 # Whether canary probes were asked of a server, by its name and its address, at any time between. Counters
 # hold the tokens of probes among those of users, so a window with any of them is left out.
@@ -41,18 +41,18 @@ def judge(
     was_probed: WasProbed = never_probed,
     unfinished: Unfinished | None = None,
     *,
-    has_drafted: bool = False,
+    drafted: Drafted | None = None,
 ) -> Judged:
     """`before`: the reading at which the last stored window ended; None if there is none. `unfinished`: as it
-    was judged with the reading before this one. `has_drafted`: the server did, if perhaps before its last
-    start: where it does not any more, it has stopped. Raises Incomplete."""
+    was judged with the reading before this one. `drafted`: what the server did with, if perhaps before its
+    last start: where it does not any more, it has stopped. Raises Incomplete."""
     try:
         windows = adapter.windows(before or reading, reading, known)
     except LeftOut as reason:
         return Judged("reporting", f"a window was left out: {reason}")
     never = condition_of(windows) == "not_speculating"  # since its start
-    if never and has_drafted:
-        windows = [replace(window, speculated_before=True, counts_drafts=True) for window in windows]
+    if never and drafted:
+        windows = [_of_one_that_drafted(window, drafted) for window in windows]
     condition = condition_of(windows)
     if condition == "not_speculating":
         return Judged(condition, f"{adapter.name} answers, but does not speculate; {adapter.speculate}")
@@ -67,6 +67,11 @@ def judge(
     if never and condition == "drafting_stopped":
         advice = f"{advice}, and has not drafted since it started; {adapter.speculate}"
     return Judged(condition, advice, stored)
+
+
+def _of_one_that_drafted(window: Window, drafted: Drafted) -> Window:
+    draft, method = window.draft or drafted.draft, window.method or drafted.method
+    return replace(window, speculated_before=True, counts_drafts=True, draft=draft, method=method)
 
 
 def _judge_unfinished(

@@ -17,11 +17,11 @@ from driftguard.adapters.opentelemetry import OPENTELEMETRY
 from driftguard.adapters.otlp_points import Point, refusal, selected
 from driftguard.adapters.otlp_readings import Readings, Taken, TooManySeries
 from driftguard.adapters.reading import Unfinished
-from driftguard.adapters.window import Identity, Incomplete, Window
+from driftguard.adapters.window import Drafted, Identity, Incomplete, Window
 from driftguard.errors import DriftGuardError
 from driftguard.records import AcceptanceRecord, RecordError, check_clock
 from driftguard.sources.condition import Judged, WasProbed, judge, never_probed
-from driftguard.sources.scrape import Submit
+from driftguard.sources.scrape import Submit, drafted_with
 
 USUAL_INTERVAL_SECONDS: Final = 60.0  # the default of exporters; used until two exports have arrived
 REASONS_KEPT: Final = 20  # of one export
@@ -68,6 +68,7 @@ class PushedSource:
     judged: Judged = WAITING
     judged_place: int | None = None  # of the reading that it is of
     unfinished: Unfinished | None = None  # as it was judged with the reading before that one
+    drafted: Drafted | None = None  # what it did with last
     has_contradicted: bool = False  # whether the counts of its last window contradicted each other
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -160,7 +161,14 @@ class PushedSource:
         if taken.place != self.judged_place:  # otherwise more points of the same reading arrived
             self.judged_place, self.unfinished = taken.place, self.judged.unfinished
         self.judged = judge(
-            self.adapter, before, taken.reading, self.identity, "", self.was_probed, self.unfinished
+            self.adapter,
+            before,
+            taken.reading,
+            self.identity,
+            "",
+            self.was_probed,
+            self.unfinished,
+            drafted=self.drafted,
         )
         try:
             records = [self._record(window, now) for window in self.judged.windows]
@@ -170,6 +178,7 @@ class PushedSource:
             self.has_contradicted = not self.has_contradicted
             raise
         self.has_contradicted = False
+        self.drafted = drafted_with(records) or self.drafted
         return records
 
     def _record(self, window: Window, now: datetime) -> AcceptanceRecord:

@@ -22,7 +22,7 @@ from driftguard.adapters.adapter import Adapter
 from driftguard.adapters.condition import Condition
 from driftguard.adapters.kinds import detect
 from driftguard.adapters.reading import START_HEADER, Reading, Unreadable, has_restarted
-from driftguard.adapters.window import Incomplete
+from driftguard.adapters.window import Drafted, Incomplete
 from driftguard.errors import DriftGuardError
 from driftguard.outgoing.connection_errors import why_not_connected
 from driftguard.records import UNREADABLE_JSON, AcceptanceRecord, RecordError
@@ -121,7 +121,7 @@ async def _scrape(
         source.url,
         was_probed,
         source.unfinished,
-        has_drafted=source.has_drafted,
+        drafted=source.drafted,
     )
     speculates = judged.condition != "not_speculating"
     if speculates and not adapter.names_target and source.identity.target is None:
@@ -131,7 +131,7 @@ async def _scrape(
             source.before, source.unfinished = reading, None
             return judged.condition, f"a window was left out: {why}"
         records = [window.record(source.identity) for window in judged.windows]
-        source.has_drafted = source.has_drafted or any(record.drafted for record in records)
+        source.drafted = drafted_with(records) or source.drafted
         source.has_contradicted = False
         refusals = (await asyncio.wrap_future(submit(records))).refusals(records) if records else []
     except RecordError as error:
@@ -144,6 +144,11 @@ async def _scrape(
     if refusals:
         return "incomplete", f"not stored: {refusals[0][1]}"
     return judged.condition, judged.detail
+
+
+def drafted_with(records: Sequence[AcceptanceRecord]) -> Drafted | None:
+    """None: nothing was drafted."""
+    return next((Drafted(record.draft, record.method) for record in records if record.drafted), None)
 
 
 def _do_several_take_turns(source: Source, reading: Reading) -> bool:

@@ -14,6 +14,7 @@ import aiohttp
 import structlog
 
 from driftguard.adapters.condition import DOWN
+from driftguard.adapters.window import Drafted
 from driftguard.errors import DatabaseUnavailable
 from driftguard.metrics import Metrics
 from driftguard.settings import ScrapingSettings, SourceSettings
@@ -24,7 +25,7 @@ from driftguard.sources.scrape import Submit, open_client, scrape
 from driftguard.sources.source import Scraped, Source, sources_of
 from driftguard.store import sources as stored
 from driftguard.store.database import Database
-from driftguard.store.streams import has_drafted
+from driftguard.store.streams import drafted_last
 
 WRITES_PER_INTERVAL: Final = 3  # of the results: most of their cost is per write, not per server
 OVERDUE_INTERVALS: Final = 3
@@ -131,7 +132,7 @@ class ScrapeLoop:
             try:
                 if lease := self._leases.of(source.identity.server):
                     if lease.id != last_lease:
-                        source.has_drafted = await asyncio.to_thread(self._has_drafted, source)
+                        source.drafted = await asyncio.to_thread(self._drafted_last, source)
                         source.before, last_lease = None, lease.id
                     follow = self._announced.follow
                     self._note(source, await scrape(client, source, lease.submit, self._was_probed, follow))
@@ -140,10 +141,10 @@ class ScrapeLoop:
                 log.exception("a scrape failed and will be tried again", source=source.identity.server)
             due += interval * max(1, -(-(clock.time() - due) // interval))
 
-    def _has_drafted(self, source: Source) -> bool:
+    def _drafted_last(self, source: Source) -> Drafted | None:
         """While another sidecar scraped it, or before this one started. Raises DatabaseUnavailable."""
         with self._database.session() as session:
-            return has_drafted(session, source.identity.server)
+            return drafted_last(session, source.identity.server)
 
     def _note(self, source: Source, scraped: Scraped) -> None:
         server = source.identity.server

@@ -12,7 +12,7 @@ from driftguard.adapters.adapter import Adapter
 from driftguard.adapters.condition import Condition
 from driftguard.adapters.kinds import ADAPTERS
 from driftguard.adapters.reading import Reading, Unfinished
-from driftguard.adapters.window import Identity
+from driftguard.adapters.window import Drafted, Identity
 from driftguard.errors import BadSettings
 from driftguard.masking import Secrets, secrets_of_url
 from driftguard.settings import SourceSettings
@@ -37,7 +37,7 @@ class Source:
     unfinished: Unfinished | None = None  # where that goes on: as it was judged with the newest reading
     left_starts: tuple[float, ...] = ()  # of the last processes after which another one answered
     taking_turns_at: datetime | None = None  # when one of those was last seen to answer again
-    has_drafted: bool = False  # at any time, also before the server's last start
+    drafted: Drafted | None = None  # what it did with last, also before its last start
     has_contradicted: bool = False  # whether no record could hold the counts of its last window
     version: str | None = None  # of the engine, as it told it last
     version_asked_at: datetime | None = None  # None: ask with the next scrape

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from typing import Final, Literal
 
-from sqlalchemy import ARRAY, ColumnElement, Text, exists, func, insert, literal, or_, select, tuple_, update
+from sqlalchemy import ARRAY, ColumnElement, Text, func, insert, literal, or_, select, tuple_, update
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
+from driftguard.adapters.window import Drafted
 from driftguard.records import (
     FUTURE_TOLERANCE,
     MAX_SEGMENTS_PER_STREAM,
@@ -235,8 +236,11 @@ def of_server(session: Session, server: str, target: str | None = None) -> list[
     return [StreamRow(*row) for row in session.execute(query.order_by(Stream.id))]
 
 
-def has_drafted(session: Session, server: str) -> bool:
-    return session.scalar(select(exists().where(Stream.server == server, Stream.method != "none"))) is True
+def drafted_last(session: Session, server: str) -> Drafted | None:
+    """None: it never drafted."""
+    query = select(Stream.draft, Stream.method).where(Stream.server == server, Stream.method != "none")
+    row = session.execute(query.order_by(Stream.last_seen_at.desc(), Stream.id.desc()).limit(1)).first()
+    return None if row is None else Drafted(*row)
 
 
 def has_older_segments(session: Session, stream_id: int, segment: str) -> bool:

@@ -412,6 +412,29 @@ def test_a_server_started_again_without_speculation_has_stopped_drafting(
     assert scraped(source, stored).condition == "idle"
 
 
+def test_a_tensorrt_llm_started_again_without_speculation_goes_on_in_its_stream(
+    server: Served, stored: Stored
+) -> None:
+    """So started it counts no drafts, and names neither draft nor method."""
+    engine = FakeTensorRtLlm()
+    server.pages[engine.path] = ok(engine.text)
+    source = source_at(server.url)
+    scraped(source, stored)
+    engine.serve(STEPS)
+    scraped(source, stored)
+    engine.restart(at=engine.started_at + 3_600)
+    for tokens in (3, 500):
+        engine.plain_tokens = tokens
+        plain = "\n".join(line for line in engine.text().splitlines() if "spec" not in line)
+        server.pages[engine.path] = ok(plain.__str__)
+        found = scraped(source, stored)
+        assert found.condition == "drafting_stopped"
+        assert "has not drafted since it started; set speculative_config" in found.detail
+    first, *later = stored.records
+    assert [(one.drafted, one.output_tokens) for one in later] == [(0, 3), (0, 497)]
+    assert {(one.stream_key, one.draft) for one in later} == {(first.stream_key, "org/eagle3")}
+
+
 def test_several_servers_that_answer_in_turns_are_told_and_make_no_windows(
     server: Served, stored: Stored, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -199,6 +199,27 @@ def test_a_restart_loses_nothing_and_is_marked(client: httpx.Client) -> None:
     assert len(windows(client, "restarts")) == 2
 
 
+def test_a_server_started_again_without_speculation_has_stopped_drafting(client: httpx.Client) -> None:
+    """A vLLM so started has no counters of drafts at all."""
+    engine, began = FakeVllm(running=0), time.time_ns() - 300 * 10**9
+
+    def condition(seconds: int) -> str:
+        at = began + seconds * 10**9
+        lines = engine.text().splitlines(keepends=True)
+        text = "".join(line for line in lines if seconds < 120 or "spec_decode" not in line)
+        assert send(client, exported(text, at, service__instance__id="plain")) == (0, "")
+        return str(source(client, "plain")["condition"])
+
+    assert condition(0) == "waiting"
+    engine.serve([4, 0, 2])
+    assert [condition(60), condition(90)] == ["reporting", "idle"]
+    engine.restart(at=engine.started_at + 100)
+    engine.running, engine.plain_tokens = 0, 500
+    assert [condition(120), condition(150)] == ["drafting_stopped", "idle"]
+    stopped = windows(client, "plain")[-1]
+    assert (*counts(stopped), stopped["output_tokens"]) == (0, 0, 0, 500)
+
+
 def test_data_parallel_ranks_are_added_and_an_export_in_parts_is_one_reading(client: httpx.Client) -> None:
     began, engine = time.time_ns() - 300 * 10**9, FakeVllm()
 
