@@ -52,8 +52,8 @@ def refusal(point: Point, now: datetime, oldest: datetime) -> str | None:
     """Why a point cannot be used, with its name; None if it can."""
     if point.temporality == "unspecified":
         return f"{point.name}: aggregation temporality is unspecified"
-    first, last = _nanoseconds(oldest), _nanoseconds(now + FUTURE_TOLERANCE)
-    if not first <= point.at_ns <= last:
+    first = _nanoseconds(oldest)
+    if point.at_ns < first or is_in_the_future(point.at_ns, now):
         return f"{point.name}: time_unix_nano {point.at_ns} is in the future, or older than records are kept"
     if point.temporality == "delta" and point.start_ns and not first <= point.start_ns <= point.at_ns:
         return f"{point.name}: start_time_unix_nano {point.start_ns} is later, or older than records are kept"
@@ -66,6 +66,10 @@ def refusal(point: Point, now: datetime, oldest: datetime) -> str | None:
         if label in POSITION_LABELS and not is_position(text):
             return f"{point.name}: {label} {text[:20]!r} is not a position from 0 to {MAX_POSITION}"
     return None
+
+
+def is_in_the_future(at_ns: int, now: datetime) -> bool:
+    return at_ns > _nanoseconds(now + FUTURE_TOLERANCE)
 
 
 def _nanoseconds(at: datetime) -> int:

@@ -63,6 +63,7 @@ class Readings:
     _sums: dict[Series, _Value] = field(default_factory=dict)  # of deltas, since the first one
     _passed_over: int = 0  # readings in a row
     _began_ns: int = 0  # the first time of the open reading
+    newest_ns: int = 0  # of all points so far
     _most: int = MAX_SERIES
 
     @property
@@ -113,6 +114,7 @@ class Readings:
                 else f"no room for more than the {self._most} series that are already remembered"
             )
         self._began_ns = min(self._began_ns, point.at_ns) if self._open else point.at_ns
+        self.newest_ns = max(self.newest_ns, point.at_ns)
         if point.temporality == "delta":
             so_far = self._sums[series].value if series in self._sums else 0.0
             self._sums[series] = self._open[series] = _Value(so_far + value, point.at_ns)

@@ -14,7 +14,7 @@ import msgspec
 from driftguard.adapters.adapter import Adapter
 from driftguard.adapters.condition import Condition
 from driftguard.adapters.opentelemetry import OPENTELEMETRY
-from driftguard.adapters.otlp_points import Point, refusal, selected
+from driftguard.adapters.otlp_points import Point, is_in_the_future, refusal, selected
 from driftguard.adapters.otlp_readings import Readings, Taken, TooManySeries
 from driftguard.adapters.reading import Unfinished
 from driftguard.adapters.window import Drafted, Identity, Incomplete, Window
@@ -88,6 +88,8 @@ class PushedSource:
         if not present and reasons:
             return Outcome("incomplete", reasons[0], ignored, found.rejected, reasons)
         try:
+            if is_in_the_future(self.readings.newest_ns, now):  # the clock was set back meanwhile
+                self._begin_anew()
             if self.before and self.before.reading.at < oldest:
                 self.before = None
             taken = await asyncio.to_thread(self.readings.take, present, room)
@@ -99,6 +101,11 @@ class PushedSource:
             return Outcome("incomplete", refused[0], ignored, found.rejected, (*reasons, *refused))
         detail = self.judged.detail or next(iter(reasons), "")
         return Outcome(self.judged.condition, detail, ignored, found.rejected, reasons)
+
+    def _begin_anew(self) -> None:
+        """Otherwise all points would be taken for earlier ones until the clock has caught up."""
+        self.before = self.newest = self.read_at = self.judged_place = self.unfinished = None
+        self.readings, self.judged = Readings(), WAITING
 
     def _sort(self, points: Sequence[Point], now: datetime, oldest: datetime) -> _Sorted:
         usable: list[Point] = []

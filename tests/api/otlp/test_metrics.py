@@ -7,9 +7,9 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import msgspec
@@ -29,6 +29,7 @@ from driftguard.adapters.opentelemetry import METRICS
 from driftguard.adapters.otlp_identity import SOURCES, identity
 from driftguard.api import openapi_examples
 from driftguard.api.otlp import metrics as otlp_metrics
+from driftguard.api.otlp import routes
 from driftguard.app import Sidecar, create_app
 from driftguard.settings import IngestSettings, Settings
 from driftguard.sources import otlp_push
@@ -218,6 +219,45 @@ def test_a_server_started_again_without_speculation_has_stopped_drafting(client:
     assert [condition(120), condition(150)] == ["drafting_stopped", "idle"]
     stopped = windows(client, "plain")[-1]
     assert (*counts(stopped), stopped["output_tokens"]) == (0, 0, 0, 500)
+
+
+class Ahead(datetime):
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> Self:
+        return super().now(tz) + timedelta(hours=2)
+
+
+@pytest.mark.parametrize("temporality", [1, 2], ids=["delta", "cumulative"])
+def test_windows_go_on_after_a_clock_that_was_ahead_is_set_back(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch, temporality: int
+) -> None:
+    """That of the machine on which both the sidecar and who exports are."""
+    server, began = f"set-back-{temporality}", time.time_ns() - 120 * 10**9
+
+    def export(seconds: int, total: int) -> str:
+        names = {"steps": total, "drafted_tokens": 4 * total, "accepted_tokens": 2 * total}
+        text = "".join(f"driftguard_{name}_total 0\n" for name in names)
+        request = exported(text, 0, driftguard__server=server, driftguard__target="m")
+        metrics = request.resource_metrics[0].scope_metrics[0].metrics
+        for metric, (name, value) in zip(metrics, names.items(), strict=True):
+            metric.name = f"driftguard.{name}"
+            metric.sum.aggregation_temporality = temporality
+            (point,) = metric.sum.data_points
+            point.as_double = value
+            point.time_unix_nano = began + seconds * 10**9
+            point.start_time_unix_nano = point.time_unix_nano - 15 * 10**9
+        assert send(client, request) == (0, "")
+        return str(source(client, server)["condition"])
+
+    with monkeypatch.context() as ahead:
+        ahead.setattr(routes, "datetime", Ahead)
+        for number in range(2):
+            export(7_200 + 15 * number, 10 + 10 * number)
+    before = len(windows(client, server))
+    first = export(30, 30)
+    assert first == ("reporting" if temporality == 1 else "waiting")
+    assert export(45, 40) == "reporting"
+    assert len(windows(client, server)) == before + (2 if temporality == 1 else 1)
 
 
 def test_data_parallel_ranks_are_added_and_an_export_in_parts_is_one_reading(client: httpx.Client) -> None:
