@@ -527,12 +527,12 @@ class ProxySettings(_Group):
     target: str | None = Field(
         None, description="The target's name in records; without it the model that each answer names."
     )
-    draft: str = Field("unknown", description="The draft's name in records.")
-    draft_version: str = Field("unknown", description="The draft's version in records.")
-    method: str = Field(
+    draft: Text = Field("unknown", description="The draft's name in records.")
+    draft_version: Text = Field("unknown", description="The draft's version in records.")
+    method: Text = Field(
         "unknown", description="Drafting method in records; none means that the upstream does not speculate."
     )
-    num_speculative_tokens: PositiveInt | None = Field(
+    num_speculative_tokens: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         None,
         description="K, if answers do not contain it. Triton's records need it; those of llama.cpp count "
         "passes without a draft as steps where it is not set.",
