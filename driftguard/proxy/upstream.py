@@ -22,6 +22,7 @@ _log = structlog.get_logger(__name__)
 
 RETRY_SECONDS: Final = 5.0  # where it refuses to tell
 FOLLOW_SECONDS: Final = 1.0
+ASK_AGAIN_SECONDS: Final = 30.0  # where it lists no model: a router may not have found its engines yet
 TIMEOUT: Final = aiohttp.ClientTimeout(total=10.0)
 
 
@@ -44,18 +45,25 @@ class Upstream:
         self.was_asked = asyncio.Event()
 
     async def identify(self, session: aiohttp.ClientSession) -> None:
-        """Asks until the engine is known; it is "other" if the upstream refuses to answer."""
+        """Asks until the engine is known, also where the upstream refuses to list its models."""
         told = ""
         while self.engine == "unknown":
+            pause = FOLLOW_SECONDS
             try:
-                self.engine = await self._ask(session)
+                owner, status = await self._owner(session)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 why = _why(error)
                 if why != told:
-                    told = why
                     _log.info("the upstream's engine is not known yet", url=self._models_url, error=why)
-                self.was_asked.set()
-                await asyncio.sleep(FOLLOW_SECONDS)
+            else:
+                why, pause = f"HTTP {status}", ASK_AGAIN_SECONDS
+                self.engine = "unknown" if owner is None else engine_owning(owner)
+                if self.engine in ("unknown", "other") and why != told:
+                    self._warn(owner, status)
+            told = why
+            self.was_asked.set()
+            if self.engine == "unknown":
+                await asyncio.sleep(pause)
         self.was_asked.set()
         _log.info("upstream", engine=self.engine)
         if self.engine == "driftguard":
@@ -101,21 +109,22 @@ class Upstream:
             _log.info("another draft serves", draft_version=found or "as in the settings")
         self.loaded = found
 
-    async def _ask(self, session: aiohttp.ClientSession) -> Engine:
+    async def _owner(self, session: aiohttp.ClientSession) -> tuple[str | None, int]:
+        """(the owner of the first model, None if none is listed; the status). Raises aiohttp.ClientError,
+        TimeoutError, OSError."""
         async with session.get(self._models_url, headers=self._headers, timeout=TIMEOUT) as answer:
             content = await answer.read()
         if answer.status >= 500:
             raise aiohttp.ClientError(f"HTTP {answer.status}")
-        owner = owner_of(content)
-        engine = engine_owning(owner)
-        if engine == "other":
-            _log.warning(
-                "unknown engine: requests pass unchanged; if it is vllm, sglang or llamacpp, set --engine",
-                url=self._models_url,
-                status=answer.status,
-                owned_by=owner,
-            )
-        return engine
+        return owner_of(content), answer.status
+
+    def _warn(self, owner: str | None, status: int) -> None:
+        _log.warning(
+            "unknown engine: requests pass unchanged; if it is vllm, sglang or llamacpp, set --engine",
+            url=self._models_url,
+            status=status,
+            owned_by=owner,
+        )
 
 
 def _why(error: Exception) -> str:

@@ -432,6 +432,35 @@ def test_the_log_says_once_why_the_engine_is_not_known_while_it_loads_its_model(
     assert told == ["Connection refused", "HTTP 503"]
 
 
+@pytest.mark.parametrize(("status", "listed"), [(200, {"data": []}), (404, {"detail": "no route"})])
+def test_the_engine_is_known_once_a_router_before_it_has_found_it(
+    monkeypatch: pytest.MonkeyPatch, status: int, listed: Json
+) -> None:
+    """While vLLM loads its model, a router or gateway answers already: with no model, or no route."""
+    monkeypatch.setattr(upstream, "ASK_AGAIN_SECONDS", 0.01)
+    asked = 0
+
+    async def router(_: web.BaseRequest) -> web.StreamResponse:
+        nonlocal asked
+        asked += 1
+        if asked <= 3:
+            return web.json_response(listed, status=status)
+        return web.json_response({"data": [{"id": "m", "owned_by": "vllm"}]})
+
+    async def scenario() -> None:
+        async with served(router) as url, aiohttp.ClientSession() as session:
+            found = upstream.Upstream(ProxySettings(upstream=url))
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                identifying = asyncio.create_task(found.identify(session))
+                await found.was_asked.wait()  # requests pass meanwhile
+                await identifying
+            assert found.engine == "vllm"
+
+    with capture_logs() as logs:
+        asyncio.run(scenario())
+    assert [line["status"] for line in logs if line["event"].startswith("unknown engine")] == [status]
+
+
 def test_records_follow_an_sglang_that_refused_to_tell_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     """A 429 of a gateway says nothing of the draft; who refuses for good may be another server."""
     monkeypatch.setattr(upstream, "FOLLOW_SECONDS", 0.01)
