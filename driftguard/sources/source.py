@@ -17,6 +17,7 @@ from driftguard.errors import BadSettings
 from driftguard.masking import Secrets, secrets_of_url
 from driftguard.settings import SourceSettings
 
+THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 USUAL_PATHS = ("/prometheus/metrics", "/metrics")  # reading TensorRT-LLM's /metrics consumes it
 
 
@@ -98,9 +99,10 @@ class Source:
 
 
 def _proxy(url: SplitResult) -> str | None:
-    """As the environment says: HTTP_PROXY, HTTPS_PROXY, NO_PROXY."""
+    """As the environment says: HTTP_PROXY, HTTPS_PROXY, NO_PROXY. None for a server on this machine, whose
+    address is to a proxy that of its own."""
     found = getproxies().get(url.scheme)
-    if found is None or proxy_bypass(url.netloc.rpartition("@")[2]):
+    if found is None or url.hostname in THIS_MACHINE or proxy_bypass(url.netloc.rpartition("@")[2]):
         return None
     return found if "://" in found else f"http://{found}"
 

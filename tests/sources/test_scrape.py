@@ -604,6 +604,18 @@ def test_a_proxy_is_taken_as_the_environment_says(
     assert through == ["http://chat.invalid/metrics", "http://chat.invalid/version", *USUAL_PATHS]
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_no_proxy_is_asked_for_a_server_on_the_same_machine(
+    server: Served, stored: Stored, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    """To the proxy of a company, its address means the proxy itself."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    server.pages["/metrics"] = ok(FakeVllm(steps=1).text)
+    url = server.url.replace("127.0.0.1", host)
+    assert scraped(source_at(url), stored).condition == "waiting"
+
+
 def test_an_endless_answer_is_cut(server: Served, stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_BYTES", 1_000)
     server.pages["/metrics"] = ok(lambda: "vllm:x 1\n" * 1_000)
