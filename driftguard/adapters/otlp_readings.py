@@ -5,7 +5,7 @@ scrape, and may send several scrapes at once. Only readings with the same counte
 reading with some counters missing would look like a change of acceptance:
 
 - a counter is missing: the reading waits for it until the next reading begins. Then it is skipped, and the
-  next window is longer; after PATIENCE such readings the counter is assumed to have ended.
+  next window is longer; after PATIENCE such readings, or a restart, the counter is assumed to have ended.
 - a counter is new, but began to count before the previous reading: its increase since then is unknown. The
   next window begins here.
 
@@ -128,10 +128,14 @@ class Readings:
         if self._is_told:
             return []
         has_restarted = self._has_restarted()
-        missing = set() if has_restarted else _counters(self._last) - _counters(self._open)
+        missing = _counters(self._last) - _counters(self._open)
+        if missing and not is_over:
+            return []
+        if has_restarted:
+            missing = set()
         if missing:
-            self._passed_over += is_over
-            if self._passed_over < PATIENCE or not is_over:
+            self._passed_over += 1
+            if self._passed_over < PATIENCE:
                 return []
         new = set() if has_restarted or not self._last else self._counting_since_before()
         left_out = "; ".join(

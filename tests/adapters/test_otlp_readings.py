@@ -76,7 +76,16 @@ def test_sums_of_deltas_are_not_taken_for_counts_since_a_restart() -> None:
     assert (last.samples["steps"][frozenset()], last.started_at) == (12.0, None)
 
 
-def test_after_a_restart_nothing_is_waited_for() -> None:
+def test_after_a_restart_the_other_parts_of_an_export_are_waited_for_as_well() -> None:
     readings = Readings()
     told(readings, *both(10, 10, 0))
-    assert told(readings, counter("steps", 2, 15)) == [({"steps": 2}, True)]
+    assert told(readings, counter("steps", 2, 15)) == []
+    assert told(readings, counter("accepted", 1, 15)) == [({"steps": 2, "accepted": 1}, True)]
+
+
+def test_a_counter_that_is_missing_after_a_restart_is_waited_for_until_the_next_reading() -> None:
+    readings = Readings()
+    told(readings, *both(10, 10, 0))
+    assert told(readings, counter("steps", 2, 15)) == []
+    next_ones = told(readings, counter("steps", 3, 30))
+    assert next_ones == [({"steps": 2}, True), ({"steps": 3}, True)]

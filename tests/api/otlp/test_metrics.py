@@ -216,9 +216,11 @@ def test_a_server_started_again_without_speculation_has_stopped_drafting(client:
     assert [condition(60), condition(90)] == ["reporting", "idle"]
     engine.restart(at=engine.started_at + 100)
     engine.running, engine.plain_tokens = 0, 500
-    assert [condition(120), condition(150)] == ["drafting_stopped", "idle"]
-    stopped = windows(client, "plain")[-1]
-    assert (*counts(stopped), stopped["output_tokens"]) == (0, 0, 0, 500)
+    assert condition(120) == "idle"  # counters of drafts may still come, in another part of the export
+    engine.plain_tokens = 700
+    assert condition(150) == "drafting_stopped"
+    stopped = windows(client, "plain")[1:]
+    assert [(*counts(one), one["output_tokens"]) for one in stopped] == [(0, 0, 0, 500), (0, 0, 0, 200)]
 
 
 class Ahead(datetime):
