@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 from contextlib import suppress
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -16,6 +17,7 @@ from yarl import URL
 from tests.conftest import PATIENCE_SECONDS
 from tests.proxy.engines import DONE, Json, vllm
 from tests.proxy.serving import Handler, answering, proxied, served
+from tests.tls import tls_sidecar
 
 CHAT: Json = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
 PATH = "/v1/chat/completions"
@@ -190,6 +192,20 @@ def test_an_upstream_that_is_down_is_named() -> None:
             assert problem["detail"].startswith("upstream http://127.0.0.1:9: it cannot be reached")
 
     asyncio.run(scenario())
+
+
+def test_an_upstream_whose_certificate_is_not_trusted_is_told_as_that(tmp_path: Path) -> None:
+    async def scenario(upstream: str) -> None:
+        async with (
+            proxied(_echo, upstream=upstream) as setup,
+            setup.client.get(f"{setup.proxy}/health") as answer,
+        ):
+            assert answer.status == 502
+            said = (await answer.json(content_type=None))["detail"]
+        assert "it cannot be reached (its certificate is not trusted (" in said
+
+    with tls_sidecar(tmp_path) as private:
+        asyncio.run(scenario(private.url))
 
 
 def test_an_upstream_that_is_silent_is_given_up() -> None:

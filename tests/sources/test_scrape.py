@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, tzinfo
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -35,6 +36,7 @@ from tests.adapters.fake_engines import (
     FakeVllm,
 )
 from tests.sources.served import Served, ok, served
+from tests.tls import tls_sidecar
 
 STEPS = [4, 0, 3, 1, 2]  # 10 of 20
 
@@ -327,6 +329,24 @@ def test_nothing_listens(stored: Stored) -> None:
     found = scraped(source_at(url), stored)
     assert found.condition == "unreachable"
     assert found.detail == f"no connection to {urlsplit(url).netloc}: Connection refused"
+
+
+def test_a_certificate_that_is_not_trusted_is_told_as_that(tmp_path: Path, stored: Stored) -> None:
+    with tls_sidecar(tmp_path) as private:
+        found = scraped(source_at(private.url), stored)
+    assert found.condition == "unreachable"
+    place = urlsplit(private.url).netloc
+    assert re.fullmatch(
+        f"no connection to {place}: its certificate is not trusted \\(self.signed certificate\\); "
+        "SSL_CERT_FILE names whom to trust",
+        found.detail,
+    )
+
+
+def test_a_server_without_tls_is_told_from_one_that_is_away(server: Served, stored: Stored) -> None:
+    found = scraped(source_at(server.url.replace("http://", "https://")), stored)
+    assert found.condition == "unreachable"
+    assert ": TLS failed (" in found.detail
 
 
 def test_servers_that_hang_hold_up_no_other(server: Served, stored: Stored) -> None:
