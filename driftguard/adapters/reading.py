@@ -31,6 +31,7 @@ START_HEADER: Final = (
     "Process-Start-Time-Unix"  # of llama.cpp's answer: its machine's microseconds since boot
 )
 SAME_START_SECONDS = 1.0
+LATEST_START: Final = 1e11  # in the year 5138; what is later is told in milliseconds, or garbage
 POSITION_LABELS = frozenset({"position", "token_position", "driftguard.position"})
 MAX_POSITION: Final = 1_023
 MAX_VALUES: Final = 1_000  # of a label that distinguishes windows
@@ -75,9 +76,11 @@ class Reading:
 
     @property
     def started_at(self) -> float | None:
-        """Seconds since 1970; None if the server does not give it, or if several processes answer."""
+        """Seconds since 1970; None if the server does not give it, if several processes answer, or if it is
+        no time in seconds."""
         found = self.samples.get(START_TIME, {})
-        return next(iter(found.values())) if len(found) == 1 else None
+        start = next(iter(found.values())) if len(found) == 1 else None
+        return start if start is not None and 0.0 <= start < LATEST_START else None
 
     def of(self, name: str, **labels: str) -> dict[Labels, float]:
         """The series of one name with these labels."""

@@ -130,6 +130,21 @@ def test_the_status_names_every_server_and_what_to_do_and_a_failure_is_counted_a
         assert client.get("/readyz").json()["status"] == "ready"
 
 
+def test_a_start_time_that_is_none_costs_no_windows(
+    database: Database, tmp_path: Path, server: Served
+) -> None:
+    """As of a gateway that tells it in milliseconds."""
+    engine = FakeVllm(started_at=1_750_000_000_000.0)
+
+    def text() -> str:
+        engine.serve([2] * 10)
+        return engine.text()
+
+    server.pages["/metrics"] = ok(text)
+    with sidecar(database, tmp_path, [{"url": server.url, "server": "chat"}]) as client:
+        until(client, lambda status: condition(status) == "reporting" and bool(status["streams"]))
+
+
 def test_the_log_says_once_that_drafting_stopped_however_many_tokens_each_window_has(
     database: Database, tmp_path: Path, server: Served, capfd: pytest.CaptureFixture[str]
 ) -> None:
