@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -80,7 +81,7 @@ def token_texts(tokenizer: Any, directory: Path, *, field: str) -> TokenTexts:
     )
     begin = tokenizer("", verbose=False)["input_ids"][:1]
     return TokenTexts(
-        tokenizer,
+        deepcopy(tokenizer),  # whoever else has it must not find special tokens taken for text
         {token: text for token, text in spelled if text},
         marks,
         tuple(begin) if begin == [tokenizer.bos_token_id] else (),

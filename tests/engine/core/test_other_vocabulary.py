@@ -164,6 +164,20 @@ def test_output_does_not_depend_on_the_batch(
     assert together(engine, requests, seed=2) == alone
 
 
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_special_tokens_of_prompts_stay_special_while_requests_run(made: Path, drafter: str) -> None:
+    """The server tokenizes prompts in threads of its own, and a tokenizer is told for all of them at once
+    whether what spells a special token is text."""
+    engine = new(made, "joining", drafter)
+    prompt = "ab<|end|>cd"
+    expected = engine.tokenizer.encode(prompt)
+    engine.submit(request("a", tuple(range(1, 31)), 20))
+    while engine.has_work():
+        engine.step()
+        # What a thread gets that has told the tokenizer before the step.
+        assert engine.tokenizer.backend_tokenizer.encode(prompt).ids == expected
+
+
 def test_beyond_the_drafts_own_context_nothing_is_drafted(made: Path, tmp_path: Path) -> None:
     own = byte_level((), bytes_of=string.ascii_letters, first=20)
     module = AutoModelForCausalLM.from_pretrained(made / "target")
