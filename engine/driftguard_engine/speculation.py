@@ -180,7 +180,7 @@ class ReferenceVerification:
 
     @cached_property
     def draft_logits(self) -> Tensor:
-        return torch.zeros(*self.draft_tokens.shape, self._vocabulary)
+        return torch.zeros(*self.draft_tokens.shape, self._vocabulary, dtype=torch.float32)
 
     @cached_property
     def _distributions(self) -> TokenDistributions:
@@ -248,7 +248,7 @@ class ReferenceVerification:
         """Point masses at these tokens [B, T - 1]. Greedy rows read none."""
         drafts = tokens.shape[1]
         if self._sampling.all_greedy or not drafts:
-            self.draft_logits = torch.empty(*tokens.shape, self._vocabulary)
+            self.draft_logits = torch.empty(*tokens.shape, self._vocabulary, dtype=torch.float32)
         else:
             self.draft_logits = point_masses(torch.from_numpy(tokens), self._vocabulary, torch.float32)
         self._distributions = TokenDistributions.certain(self._sampling, drafts, self._vocabulary)

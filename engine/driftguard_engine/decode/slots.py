@@ -25,7 +25,7 @@ class SlotTable:
         self.spare = slots
         # Packed, so that a request is admitted by few copies. The spare slot's sequence has ended.
         self._integers = torch.ones(5, slots + 1, dtype=torch.int64, device=device)
-        self._floats = torch.zeros(3, slots + 1, device=device)
+        self._floats = torch.zeros(3, slots + 1, dtype=torch.float32, device=device)
         lengths, limits, ended, heeds_ends, seeds = self._integers
         temperatures, scales, top_ps = self._floats
         self.state = SlotState(
@@ -47,13 +47,15 @@ class SlotTable:
     def admit(self, slot: int, token_ids: list[int], limit: int, params: SamplingParams) -> None:
         """A request begins: its prompt, and the number of tokens at which it ends."""
         self._sampling.clear()
-        asked = (params.temperature, params.top_k, params.top_p, params.seed)
-        sampling = SamplingBatch.of(*(torch.tensor([value]) for value in asked))
+        shaping = torch.tensor([[params.temperature], [params.top_p]], dtype=torch.float32)
+        sampling = SamplingBatch.of(
+            shaping[0], torch.tensor([params.top_k]), shaping[1], torch.tensor([params.seed])
+        )
         integers = [len(token_ids), limit, 0, int(not params.ignore_eos), params.seed]
         floats = [params.temperature, float(sampling.scale[0]), params.top_p]
         self.state.token_ids[slot, : len(token_ids)] = upload(token_ids, self._device)
         self._integers[:, slot] = upload(integers, self._device)
-        self._floats[:, slot] = upload(floats, self._device)
+        self._floats[:, slot] = upload(floats, self._device, torch.float32)
         self.state.top_ks[slot : slot + 1] = upload([min(max(params.top_k, 0), 2**31 - 1)], self._device)
 
     def sampling(self, slots: Tensor) -> SamplingBatch:

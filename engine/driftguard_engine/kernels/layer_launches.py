@@ -107,7 +107,9 @@ class AttentionScratch:
     def empty(cls, tokens: int, heads: int, dim: int, length: int, device: torch.device) -> AttentionScratch:
         """For up to `tokens` = B * T of `heads` query heads in a cache of `length`."""
         count = tokens * heads * -(-length // _SPLIT)
-        values, maxima, sums = (torch.empty(count * each, device=device) for each in (dim, 1, 1))
+        values, maxima, sums = (
+            torch.empty(count * each, dtype=torch.float32, device=device) for each in (dim, 1, 1)
+        )
         processors = 1
         if device.type == "cuda":
             processors = torch.cuda.get_device_properties(device).multi_processor_count

@@ -157,7 +157,7 @@ class Workspace:
             rule,
             DistributionTable.empty(batch * (drafts + 1), size, device),
             DistributionTable.empty(max(batch * drafts, 1), size, device),
-            torch.empty(batch, *[drafts + 1] * (rule == "block"), tiles_of(size), device=device),
+            room(batch, *[drafts + 1] * (rule == "block"), tiles_of(size), kind=torch.float32),
             RowMeetings.empty(batch * (drafts + 1), narrows, device),
             room(batch, drafts, kind=torch.int64),
             room(batch, drafts + 1, kind=torch.int64),

@@ -168,6 +168,22 @@ def serve_one_by_one(engine: Engine, asked: list[Request]) -> dict[str, Finished
 
 
 @pytest.mark.parametrize("name", CASES)
+def test_a_load_that_sets_another_default_dtype_meanwhile_changes_nothing(
+    letters: Path, asked: list[Request], name: str
+) -> None:
+    """transformers makes torch's default that of the model which it loads, for all threads."""
+    engine = engine_of(letters, name, **SMALL)
+    alone = serve_one_by_one(engine, asked)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        meanwhile = serve_one_by_one(engine, asked)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert output_of(meanwhile) == output_of(alone)
+    assert [each.counts for each in meanwhile.values()] == [each.counts for each in alone.values()]
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_adaptive_k_and_blocks_change_no_greedy_token(
     letters: Path, asked: list[Request], plain: dict[str, tuple[int, ...]], name: str
 ) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 from driftguard_engine.kernels import verify as verify_kernels
+from driftguard_engine.kernels.layer_launches import AttentionScratch
 from driftguard_engine.kernels.reference import tiles
 from driftguard_engine.kernels.reference import verify as reference
 from driftguard_engine.kernels.reference.distribution import token_distributions
@@ -131,6 +133,20 @@ def test_logits_around_the_lowest_that_is_weighed_exactly(module: Module, dtype:
     weights = fused_exp2(given.target[:, 0].numpy(), given.sampling.scale[:, np.newaxis])
     expected = tiles.lane_sums(weights.reshape(len(below), 2, -1, tiles.CHUNK))
     assert space.target.lane_sums.tolist() == expected.reshape(len(below), -1).tolist()
+
+
+@pytest.mark.parametrize("rule", get_args(Rule))
+def test_memory_of_the_kernels_does_not_depend_on_torchs_default_dtype(rule: Rule) -> None:
+    """Which is another one while transformers loads a draft: of half the size they would write behind it."""
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        space = Workspace.empty(2, 3, 501, CPU, rule=rule)
+        scratch = AttentionScratch.empty(2, 4, 16, 300, CPU)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    written = [space.tile_masses, *space.target.read(), *space.draft.read()]
+    written += [scratch.values, scratch.maxima, scratch.sums]
+    assert torch.bfloat16 not in {each.dtype for each in written if isinstance(each, Tensor)}
 
 
 def test_as_many_drafts_as_there_may_be(module: Module) -> None:
