@@ -85,8 +85,13 @@ def load(name: str, placement: Placement, *, field: str) -> LoadedModel:
 
 def longest(config: Any, placement: Placement) -> int:
     """Tokens per slot: the model's own context where it is shorter than the placement's."""
-    context = getattr(config.get_text_config(), "max_position_embeddings", None) or placement.max_length
-    return int(min(placement.max_length, context))
+    return min(placement.max_length, context_of(config) or placement.max_length)
+
+
+def context_of(config: Any) -> int | None:
+    """The most tokens that a model of this configuration reads at once; None: it does not say."""
+    told = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return int(told) if told else None
 
 
 def load_tokenizer(directory: Path, field: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from driftguard_engine.models.loading import context_of
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -35,11 +37,12 @@ class LoadedModel:
 
     @property
     def vocabulary(self) -> int:
-        return int(self.model.config.vocab_size)
+        return int(self.model.config.get_text_config().vocab_size)
 
     @property
     def context_tokens(self) -> int:
-        return int(self.model.config.max_position_embeddings)
+        """Without a limit where the model has none."""
+        return context_of(self.model.config) or sys.maxsize
 
 
 def load_model(directory: Path, role: str) -> LoadedModel:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable
 
 import torch
+from driftguard_engine.models.loading import context_of
 from driftguard_engine.models.recurrent import cache_argument
 from transformers import DynamicCache, PreTrainedModel
 
@@ -43,5 +45,5 @@ def seconds_per_call(model: PreTrainedModel, tokens_per_call: int) -> float:
     """Of one forward pass over `tokens_per_call` new tokens, continuing a short context."""
     cache = {cache_argument(model): DynamicCache(config=model.config)}
     tokens = torch.ones(1, tokens_per_call, dtype=torch.long)
-    fits = model.config.max_position_embeddings // tokens_per_call
+    fits = (context_of(model.config) or sys.maxsize) // tokens_per_call
     return median_seconds(lambda: model(input_ids=tokens, use_cache=True, **cache), fits)
