@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from driftguard_engine.config import EngineConfig
+from driftguard_engine.engine import Engine
 from driftguard_training.__main__ import main
 from driftguard_training.distill import batches
 from driftguard_training.evaluate import evaluate
@@ -17,9 +19,16 @@ from driftguard_training.settings import DistillSettings, EvaluateSettings
 from driftguard_training.traffic import TrafficRequest
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
+from tests.engine.core.tiny import request, serve
 from tests.forked import forked
 from tests.training.conftest import Pair
-from tests.training.small_models import save_directory, small_model, small_tokenizer
+from tests.training.small_models import (
+    VOCABULARY,
+    save_directory,
+    small_model,
+    small_tokenizer,
+    write_traffic,
+)
 
 
 def _distill_arguments(pair: Pair, output: Path, *more: str) -> list[str]:
@@ -259,7 +268,6 @@ def test_models_that_cannot_be_used_are_refused(
     pickled = save_directory(tmp_path / "pickled", small_model(2))
     (pickled / "pytorch_model.bin").write_bytes(b"pickle")
     foreign = save_directory(tmp_path / "foreign", small_model(2), small_tokenizer(prefix="x"))
-    wider = save_directory(tmp_path / "wider", small_model(2, vocabulary=48), small_tokenizer())
     empty = tmp_path / "empty"
     empty.mkdir()
     capsys.readouterr()  # what saving the models has told
@@ -270,7 +278,6 @@ def test_models_that_cannot_be_used_are_refused(
         pickled: f"draft directory {pickled}: holds pickled weights (pytorch_model.bin), which can run code; "
         "only safetensors are read",
         foreign: f"The draft in {foreign} {unfit}their tokenizers differ; both need the same token ids",
-        wider: f"The draft in {wider} {unfit}vocab_size is 48, the target's is 32",
     }.items():
         for arguments in (
             _distill_arguments(pair, tmp_path / "out", "--draft", str(draft)),
@@ -279,6 +286,36 @@ def test_models_that_cannot_be_used_are_refused(
             assert main(arguments) == 2
             assert capsys.readouterr().err == f"error: {message}\n"
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("of_target", "of_draft"), [(VOCABULARY, VOCABULARY + 16), (VOCABULARY + 16, VOCABULARY)]
+)
+def test_a_draft_whose_vocabulary_is_padded_otherwise_is_scored_and_trained_as_the_engine_serves_it(
+    tmp_path: Path, of_target: int, of_draft: int
+) -> None:
+    """As of Qwen2.5 and Gemma 3, whose small models have fewer rows behind the tokens of the tokenizer."""
+    model = small_model(1, vocabulary=of_target)
+    target = save_directory(tmp_path / "target", model, small_tokenizer())
+    draft = save_directory(tmp_path / "draft", small_model(2, vocabulary=of_draft), small_tokenizer())
+    traffic = write_traffic(tmp_path / "traffic.jsonl", model, requests=160, seed=3, tokens=(1, of_target))
+    given, output = Pair(target, draft, traffic, traffic), tmp_path / "out"
+    assert main(_distill_arguments(given, output, "--learning-rate", "0.02")) == 0
+    before, after = _acceptance(given, draft, output)
+    assert after > before + 0.05
+    assert load_model(output, "draft").vocabulary == of_draft
+    config = EngineConfig(str(target), str(output), num_speculative_tokens=4)
+    served = [
+        request(str(number), prompt, 10, temperature=1.0, seed=number)
+        for number, prompt in enumerate(_prompts(traffic) * 2)
+    ]
+    counts = [each.counts for each in serve(Engine(config), *served).values()]
+    rate = sum(each.accepted for each in counts) / sum(each.drafted for each in counts)
+    assert rate == pytest.approx(after, abs=0.05)
+
+
+def _prompts(traffic: Path) -> list[list[int]]:
+    return [json.loads(line)["prompt_token_ids"] for line in traffic.read_text().splitlines()]
 
 
 def test_an_existing_output_is_never_overwritten(
