@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
+from urllib.parse import urlsplit
 
 import typer
 
@@ -85,7 +86,7 @@ def main(models: ModelOptions, limits: LimitOptions, server: ServerOptions, side
     from driftguard_engine.server.app import ServeOptions, serve
     from driftguard_engine.server.cores import usable_cores
     from driftguard_engine.telemetry.spool import SpoolError
-    from driftguard_engine.telemetry.telemetry import Telemetry, UnreadableAuthorities
+    from driftguard_engine.telemetry.telemetry import Telemetry, UnreadableAuthorities, UnusableProxy
 
     if config.threads is None and THREADS_VARIABLE not in os.environ:
         # Threads that spin until the last of them is done wait for long where it has no core to run on.
@@ -95,6 +96,7 @@ def main(models: ModelOptions, limits: LimitOptions, server: ServerOptions, side
         lock = None if state_dir is None else lock_state(state_dir)
     except InvalidConfig as error:
         _refuse(str(error), FAILED)
+    refusals = CannotListen, EngineError, SpoolError, InvalidConfig, UnreadableAuthorities, UnusableProxy
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.default_int_handler)  # raises KeyboardInterrupt, until it serves
     try:
@@ -115,7 +117,7 @@ def main(models: ModelOptions, limits: LimitOptions, server: ServerOptions, side
         code = serve(engine, telemetry, listener, options)
         if code == 0 and state_dir is not None:
             unended_starts.end(state_dir)
-    except (CannotListen, EngineError, SpoolError, InvalidConfig, UnreadableAuthorities) as error:
+    except refusals as error:
         if state_dir is not None:
             unended_starts.end(state_dir)
         _refuse(secrets.masked(str(error)), FAILED)
@@ -141,6 +143,8 @@ def _check(server: ServerOptions, sidecar: SidecarOptions) -> None:
         _refuse(f"capture_fraction: {fraction} is not between 0 and 1", BAD_USAGE)
     if url is not None and not url.startswith(("http://", "https://")):  # it may hold a password
         _refuse("sidecar: not a URL that begins with http:// or https://", BAD_USAGE)
+    if url is not None and not _names_a_host(url):
+        _refuse("sidecar: host or port of the URL cannot be read", BAD_USAGE)
     try:
         server.server_name.encode()
     except UnicodeEncodeError:  # no record could be written
@@ -148,6 +152,15 @@ def _check(server: ServerOptions, sidecar: SidecarOptions) -> None:
     if not 1 <= len(server.server_name) <= LONGEST_NAME:
         characters = len(server.server_name)
         _refuse(f"server_name: has {characters} characters, must have 1 to {LONGEST_NAME}", BAD_USAGE)
+
+
+def _names_a_host(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # raises where it is none
+    except ValueError:
+        return False
+    return bool(parts.hostname)
 
 
 def _spool_dir(server: ServerOptions, sidecar: SidecarOptions) -> Path:

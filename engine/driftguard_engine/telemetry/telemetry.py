@@ -45,6 +45,10 @@ class UnreadableAuthorities(Exception):
     """SSL_CERT_FILE: no certificates in {file} ({why})"""
 
 
+class UnusableProxy(Exception):
+    """HTTP_PROXY, HTTPS_PROXY or ALL_PROXY: the sidecar cannot be asked through it ({why})"""
+
+
 @dataclass(frozen=True, slots=True)
 class TelemetryState:
     """A snapshot for metrics. Counts are lines since the start of the process."""
@@ -149,14 +153,16 @@ class Telemetry:
         send_every_seconds: float = 1.0,
     ) -> None:
         """Raises SpoolError (the directory cannot be used, or another engine has it), ValueError,
-        UnreadableAuthorities."""
+        UnreadableAuthorities, UnusableProxy."""
         if not 0 <= capture_fraction <= 1:
             raise ValueError(f"capture_fraction: {capture_fraction} is not between 0 and 1")
         self._url = url.rstrip("/") if url else None
         self._authorities = _authorities_for(url or "")
+        self._api_key = api_key
+        if url:
+            self._check_proxy()
         self._server = server
         self._target = target
-        self._api_key = api_key
         self._capture_fraction = capture_fraction if url else 0.0
         self._capture_from = 0.0  # time.monotonic(); later than now while the sidecar forbids capture
         self._send_every_seconds = send_every_seconds
@@ -232,18 +238,31 @@ class Telemetry:
                 self._spool_arrived()
                 return
 
-    async def _main(self) -> None:
+    def _check_proxy(self) -> None:
+        """Now, and not in the thread, which would end each time that it makes a client. Raises
+        UnusableProxy."""
+        try:
+            self._new_client()
+        except (ImportError, ValueError, httpx.InvalidURL) as error:
+            raise UnusableProxy(
+                f"HTTP_PROXY, HTTPS_PROXY or ALL_PROXY: the sidecar cannot be asked through it ({error})"
+            ) from error
+
+    def _new_client(self) -> httpx.AsyncClient:
         headers = {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
         url = self._url or ""
         # A sidecar beside the engine is never reached through the environment's proxy.
         is_beside = is_loopback(urlsplit(url).hostname or "")
-        async with httpx.AsyncClient(
+        return httpx.AsyncClient(
             base_url=url,
             headers=headers,
             timeout=REQUEST_TIMEOUT,
             trust_env=not is_beside,
             verify=self._authorities,
-        ) as client:
+        )
+
+    async def _main(self) -> None:
+        async with self._new_client() as client:
             records = Lane(client, "/api/v1/records", self._records, self._record_counts)
             captures = Lane(client, "/api/v1/captures", self._captures, self._capture_counts)
             senders = [asyncio.create_task(records.run()), asyncio.create_task(self._run_captures(captures))]

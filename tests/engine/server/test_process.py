@@ -134,6 +134,9 @@ def test_a_port_in_use_is_one_line_and_exit_code_1(models: Path, tmp_path: Path)
         (["--host", "0.0.0.0"], 2, "host 0.0.0.0: any address other than loopback needs an API key"),
         (["--api-key-hash", "secret"], 2, "api_key_hash: must be the 64 hex digits"),
         (["--sidecar", "localhost:8200"], 2, "sidecar: not a URL"),
+        (["--sidecar", "http://127.0.0.1:82OO"], 2, "sidecar: host or port of the URL cannot be read"),
+        (["--sidecar", "http://127.0.0.1:82000"], 2, "sidecar: host or port of the URL cannot be read"),
+        (["--sidecar", "http://"], 2, "sidecar: host or port of the URL cannot be read"),
         (
             ["--sidecar", "http://127.0.0.1:1", "--spool-dir", "~no.such.user/spool"],
             2,

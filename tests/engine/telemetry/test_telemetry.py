@@ -17,7 +17,7 @@ import pytest
 from driftguard_engine.telemetry import sender
 from driftguard_engine.telemetry import telemetry as telemetry_module
 from driftguard_engine.telemetry.spool import SpoolError
-from driftguard_engine.telemetry.telemetry import Telemetry, UnreadableAuthorities
+from driftguard_engine.telemetry.telemetry import Telemetry, UnreadableAuthorities, UnusableProxy
 
 from driftguard.records import decode_record
 from tests.client.foreign_answers import FOREIGN_ANSWERS
@@ -417,6 +417,26 @@ def test_authorities_that_cannot_be_read_are_refused_by_name(
     monkeypatch.setenv("SSL_CERT_FILE", str(file))
     with pytest.raises(UnreadableAuthorities, match=f"^SSL_CERT_FILE: no certificates in {file}"):
         Telemetry("https://sidecar", tmp_path / "spool", "engine-1", "big")
+
+
+@pytest.mark.parametrize("address", ["socks5://127.0.0.1:1", "http://127.0.0.1:31x28"])
+def test_a_proxy_that_cannot_be_used_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    """Nothing would ever be sent, nor kept in the spool."""
+    monkeypatch.setenv("ALL_PROXY", address)
+    named = "^HTTP_PROXY, HTTPS_PROXY or ALL_PROXY: the sidecar cannot be asked through it"
+    with pytest.raises(UnusableProxy, match=named):
+        Telemetry("http://sidecar:8200", tmp_path / "spool", "engine-1", "big")
+
+
+def test_a_proxy_that_cannot_be_used_does_not_matter_beside_the_sidecar(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:1")
+    with Receiver(port), sending(f"http://127.0.0.1:{port}", None) as telemetry:
+        telemetry.finished(finished_request(0))
+        wait_until(lambda: telemetry.state.records.sent == 1, "the record is stored")
 
 
 def test_authorities_that_cannot_be_read_do_not_matter_without_tls(
