@@ -29,7 +29,7 @@ from driftguard_engine.drafters.medusa import MedusaDrafter
 from driftguard_engine.drafters.ngram import NgramDrafter
 from driftguard_engine.drafters.other_vocabulary import open_slem, open_tli
 from driftguard_engine.drafters.past_outputs import PastOutputs
-from driftguard_engine.drafters.state_file import SavedDraft, saved_draft
+from driftguard_engine.drafters.state_file import SavedDraft, is_older, saved_draft
 from driftguard_engine.drafters.streaming import StreamingDrafter
 from driftguard_engine.drafters.suffix import Matches, SuffixDrafter
 from driftguard_engine.models import device_memory
@@ -309,9 +309,26 @@ class DraftLoader:
         free = device_memory.free_bytes(self.placement.device)
         if not is_corpus(Path(directory)):
             device_memory.check_fits(self.config, self.placement, free, [("draft", directory)], held)
+        self._check_unchanged(directory, saved)
         if self.config.drafter != "hybrid":
             return self.open(self.describe(directory, saved.version))
         return self.open(self._hybrid(Path(directory).name, saved.version, directory, saved.corpus))
+
+    def _check_unchanged(self, directory: str, saved: SavedDraft) -> None:
+        """Raises InvalidModel where a file of it was written since it was saved, and its own version is not
+        the saved one. Either alone says nothing: clocks of two machines may differ, and a version may have
+        been given by hand."""
+        parts = [Path(each) for each in (directory, saved.corpus) if each is not None]
+        files = [path for part in parts for path in directories.weight_files(part)]
+        if self.config.state_dir is None or not is_older(self.config.state_dir, files):
+            return
+        found = self._hybrid("", None, directory, saved.corpus).version
+        if found != saved.version:
+            raise InvalidModel(
+                f"draft: {' or '.join(map(str, parts))} was changed since it was put into service: its "
+                f"version is {found}",
+                field="draft",
+            )
 
     def _configured(self) -> LoadedDraft | None:
         config = self.config

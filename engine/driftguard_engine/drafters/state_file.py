@@ -6,6 +6,7 @@ import fcntl
 import json
 import logging
 import os
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -101,6 +102,15 @@ def saved_draft(state_dir: Path, configured: str) -> SavedDraft | None:
         )
         return None
     return draft
+
+
+def is_older(state_dir: Path, files: Iterable[Path]) -> bool:
+    """Whether the draft in service was saved before one of these files was written."""
+    try:
+        saved_at = (state_dir / FILE_NAME).stat().st_mtime_ns
+        return any(file.stat().st_mtime_ns > saved_at for file in files)
+    except OSError:  # one that cannot be read is named where it is loaded
+        return False
 
 
 def _sync_directory(directory: Path) -> None:

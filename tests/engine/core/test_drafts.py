@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import os
 import shutil
+import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +20,7 @@ from driftguard_engine.core import DraftInfo, EngineError, InvalidModel, Unknown
 from driftguard_engine.drafters import state_file
 from driftguard_engine.drafters.loaded import NO_DRAFT
 from driftguard_engine.engine import Engine
+from driftguard_engine.models.directory import version_of
 
 from tests.engine.core.corpora import save_corpus
 from tests.engine.core.eagle3_heads import load_target, save_random_head
@@ -376,6 +379,32 @@ def test_a_promoted_draft_that_is_gone_is_missed_loudly(
         assert new_engine(state_dir=tmp_path).draft == configured
     assert "draft v2 was in service before and cannot be loaded" in caplog.text
     assert str(copy) in caplog.text
+
+
+def test_other_weights_in_the_directory_of_the_remembered_draft_do_not_serve_by_its_version(
+    models: Path, better: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The draft was rolled back to, so that the state directory has it; then its files were replaced."""
+    own = shutil.copytree(models / "llama_draft", tmp_path / "own")
+
+    def start() -> Engine:
+        config = EngineConfig(str(models / "llama"), str(own), state_dir=tmp_path / "state", max_batch=2)
+        return Engine(config)
+
+    engine = start()
+    first = engine.draft.version
+    engine.swap_draft(engine.load_draft(better).version)
+    engine.swap_draft(engine.load_draft(str(own), first).version)
+    os.utime(tmp_path / "state" / "draft_in_service.json", (time.time() - 60,) * 2)
+    (own / "model.safetensors").touch()  # written again, and the same
+    again = start()
+    assert (again.draft.version, again.activated) == (first, True)
+    shutil.copyfile(Path(better) / "model.safetensors", own / "model.safetensors")
+    with caplog.at_level(logging.ERROR):
+        replaced = start()
+    assert (replaced.draft.version, replaced.activated) == (version_of(own), False)
+    assert replaced.draft.version != first
+    assert f"{own} was changed since" in caplog.text
 
 
 def test_a_draft_configured_anew_wins_over_the_remembered_one(
