@@ -42,7 +42,7 @@ def training(settings: Settings) -> Iterator[Finding]:
 def _no_torch() -> Finding:
     """A nightly job may run elsewhere, as in the engine's image."""
     told = "torch is not installed, so no draft is trained here, and no incident starts a retraining"
-    fix = "pip install 'driftguard-llm[engine]', or driftguard retrain where torch is, with the same data_dir"
+    fix = "driftguard retrain where torch is, with the same data_dir, or pip install 'driftguard-llm[engine]'"
     return Finding("training", "warning", told, fix)
 
 
