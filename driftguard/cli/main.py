@@ -13,7 +13,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 
@@ -28,6 +28,8 @@ from driftguard.errors import BadInput, DriftGuardError
 if TYPE_CHECKING:
     from driftguard.settings import Settings
     from driftguard.store.database import Database
+
+THIS_MACHINE: Final = ("localhost", "127.0.0.1", "::1")
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -50,12 +52,19 @@ def _show_version(asked: bool) -> None:
 
 @app.callback()
 def options(
-    show_version: Annotated[
+    show_version: Annotated[  # noqa: ARG001 (its callback shows it)
         bool,
         typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True),
     ] = False,
 ) -> None:
     """Watches the acceptance of speculative decoding, pages when it drifts, and retrains the draft."""
+    _reach_this_machine_directly()
+
+
+def _reach_this_machine_directly() -> None:
+    """HTTP_PROXY is for other machines: a proxy takes these names for its own."""
+    others = (os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or "").split(",")
+    os.environ["no_proxy"] = ",".join(dict.fromkeys([*filter(None, others), *THIS_MACHINE]))
 
 
 def load_settings(config: Path | None, **overrides: Any) -> Settings:

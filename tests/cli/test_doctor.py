@@ -411,6 +411,31 @@ def test_a_test_page_goes_to_every_destination_and_tells_who_refuses_it(patient:
     assert checks[f"alertmanager:{peer}"]["found"] == "the test page was not taken: HTTP 403"
 
 
+def test_what_is_on_this_machine_is_asked_without_the_proxy_of_the_environment(
+    patient: Patient, speculating: str
+) -> None:
+    """To the proxy of a company, 127.0.0.1 is the proxy itself: engines counted as away, and no page came."""
+    patient.environment |= {"HTTP_PROXY": free_url(), "NO_PROXY": "chat.example", "no_proxy": None}
+    engine = {
+        "server": "chat",
+        "target": "t",
+        "target_directory": None,
+        "num_speculative_tokens": 3,
+        "draft": {"name": "d", "version": "v1", "method": "draft_model"},
+    }
+    pages = {"/admin/info": ok(lambda: json.dumps(engine))}
+    with served(pages) as server, http_receiver() as receiver:
+        admin_url = server.url.replace("127.0.0.1", "localhost")
+        patient.settings += [
+            *source(speculating),
+            *("[[engines]]", 'server = "chat"', f'admin_url = "{admin_url}"'),
+            *("[alerting]", f'webhook_urls = ["{receiver.url}"]'),
+        ]
+        checks = patient.checked("--send-test-page")
+        assert len(receiver.received) == 1
+    assert checks["source chat"]["state"] == checks["engine chat"]["state"] == "ok"
+
+
 def test_keys_that_lack_are_weak_or_unknown(tmp_path: Path, database: Database, database_url: str) -> None:
     patient = Patient(tmp_path, database_url)
     patient.settings.append('host = "0.0.0.0"')
@@ -454,7 +479,7 @@ def test_what_training_and_promotion_lack(patient: Patient, monkeypatch: pytest.
     ]  # fmt: skip
     checks = patient.checked()
     assert checks["training"]["state"] == "warning"
-    assert checks["training"]["fix"].startswith("pip install 'driftguard-llm[engine]', or driftguard retrain")
+    assert checks["training"]["fix"].startswith("driftguard retrain where torch is")
     assert "there is no program no-such-program" in checks["promotion"]["found"]
 
 
