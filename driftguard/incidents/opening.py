@@ -62,7 +62,8 @@ def open_incident(session: Session, incident: Incident, reason: str) -> None:
     """Stores the incident, which awaits its examination, and why it opened. One of this id stays as it is.
     One of this stream and direction that is not resolved names its segments as well."""
     if known := incidents.unresolved_of(session, incident.stream_id, incident.direction):
-        if not join(session, known[0], incident.segments, reason, incident.opened_at):
+        seq, now = incident.change_point_seq, incident.opened_at
+        if not join(session, known[0], incident.segments, seq, reason, now):
             log.warning("drift found again; its incident is still open", incident=str(known[0].id))
         return
     if session.get(Incident, incident.id) is not None:
@@ -140,14 +141,19 @@ def widen(session: Session, stream: Stream, finding: DriftWidened, now: datetime
             f"{ACCEPTANCE[positions_of(joined)]} {verb} in more segments, since {since:%Y-%m-%d %H:%M:%S} "
             f"UTC: {moves}; found {finding.requests_to_alarm} requests after the change"
         )
-        join(session, incident, joined, reason, now)
+        join(session, incident, joined, finding.change_point, reason, now)
 
 
 def join(
-    session: Session, incident: Incident, segments: Sequence[ChangedSegment], reason: str, now: datetime
+    session: Session,
+    incident: Incident,
+    segments: Sequence[ChangedSegment],
+    change_point_seq: int,
+    reason: str,
+    now: datetime,
 ) -> bool:
-    """Names more segments in an incident that is not resolved, and says why; those that it names already, and
-    that are not back, stay as they are. Whether there were others."""
+    """Names more segments, which changed at that record, in an incident that is not resolved, and says why;
+    those that it names already, and that are not back, stay as they are. Whether there were others."""
     named = set(names_of(incident.segments))
     staying = [each for each in incident.segments if each.back_at is None]
     joined = [each for each in segments if each.segment not in names_of(staying)]
@@ -161,7 +167,9 @@ def join(
         slower = by_formula(incident, known.num_speculative_tokens)
         if known.may_be_usual and known.repeats is not None:
             known = replace(known, repeats=replace(known.repeats, differs="more segments changed"))
-        if any(not set(each.renamed_from) & named for each in joined):
+        # What had changed when it was opened is the same change, seen later where there is less traffic.
+        is_later = change_point_seq > incident.opened_seq
+        if is_later and any(not set(each.renamed_from) & named for each in joined):
             known = replace(known, outgrew_cause=True)
         incident.evidence = replace(known, slowdown_measured=None, slowdown_formula=slower, cost=None)
         incidents.note(session, incident, reason, now)

@@ -285,7 +285,7 @@ def report(session: Session, awaited: AwaitedComparison, found: Sequence[Renamed
             else each
             for each in one.segments
         )
-        join(session, one, incident.segments, reason, now)
+        join(session, one, incident.segments, incident.change_point_seq, reason, now)
     if not known:
         open_incident(session, incident, reason)
 

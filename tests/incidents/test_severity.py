@@ -222,8 +222,13 @@ def test_what_joins_a_fall_with_a_harmless_cause_pages_although_nothing_tells_wh
         unknown = Measurement(None, [], [])
         cost_measurement.update_incident(session, incident, unknown, PAGER, datetime.now(UTC))
         assert incident.severity == "info"
-        incident_severity.join(session, incident, [other], "code fell as well", datetime.now(UTC))
-        cost_measurement.update_incident(session, incident, unknown, PAGER, datetime.now(UTC))
+        same, later, now = incident.opened_seq, incident.opened_seq + 1, datetime.now(UTC)
+        rare = replace(other, segment="rare")  # in which the same change is seen late
+        incident_severity.join(session, incident, [rare], same, "rare fell as well", now)
+        cost_measurement.update_incident(session, incident, unknown, PAGER, now)
+        assert incident.severity == "info"
+        incident_severity.join(session, incident, [other], later, "code fell as well", now)
+        cost_measurement.update_incident(session, incident, unknown, PAGER, now)
         assert incident.severity == "warning"
         told = session.scalars(select(Notification.severity)).all()
     assert list(told) == ["warning"]
