@@ -177,10 +177,12 @@ def test_an_answer_that_is_too_long_is_left_out(tmp_path: Path) -> None:
     assert printed(*arguments, "--most-tokens", 20)["tokens"] == 4
 
 
+@pytest.mark.parametrize("nested", [False, True])
 def test_an_answer_with_a_token_of_the_model_that_the_tokenizer_lacks_is_left_out_and_counted(
-    tmp_path: Path,
+    tmp_path: Path, *, nested: bool
 ) -> None:
-    """Output layers are padded; a fine-tune's additional tokens have ids there that another lacks."""
+    """Output layers are padded; a fine-tune's additional tokens have ids there that another lacks. Gemma 3
+    has the configuration of its language model inside its own."""
     target = tmp_path / "target"
     target.mkdir()
     for file in TARGET.iterdir():
@@ -188,7 +190,15 @@ def test_an_answer_with_a_token_of_the_model_that_the_tokenizer_lacks_is_left_ou
     config = json.loads((TARGET / "config.json").read_text())
     tokens = config["vocab_size"]
     (target / "config.json").unlink()
-    (target / "config.json").write_text(json.dumps(config | {"vocab_size": tokens + 64}))
+    padded = config | {"vocab_size": tokens + 64}
+    if nested:
+        text = {
+            "model_type": "gemma3_text",
+            "vocab_size": tokens + 64,
+            "eos_token_id": config["eos_token_id"],
+        }
+        padded = {"model_type": "gemma3", "text_config": text, "eos_token_id": config["eos_token_id"]}
+    (target / "config.json").write_text(json.dumps(padded))
     train = write(tmp_path / "train.jsonl", [("a", [1], [5, tokens + 1]), ("a", [tokens + 2], [6, 7])])
     made = printed("corpus", "--target", target, "--train", train, "--output", tmp_path / "corpus")
     assert (made["documents"], made["out_of_vocabulary"]) == (1, 1)

@@ -264,5 +264,6 @@ def _read(path: Path, target: Path, tokens: int) -> list[TrafficRequest]:
     """Of the tokens that the target has, which may be more than the `tokens` of its tokenizer: padded."""
     padded = 0
     if (target / "config.json").is_file():
-        padded = int(getattr(AutoConfig.from_pretrained(target), "vocab_size", 0))
+        config = AutoConfig.from_pretrained(target).get_text_config()
+        padded = int(getattr(config, "vocab_size", 0))
     return read_traffic(path, max(tokens, padded), sys.maxsize)
