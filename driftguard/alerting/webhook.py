@@ -61,8 +61,8 @@ class Webhook:
         """
         if not self._knows_open:
             with self._database.session() as session:
-                incidents.announce_open(session, self.name, datetime.now(UTC))
-            self._knows_open = True
+                is_all = incidents.announce_open(session, self.name, datetime.now(UTC))
+            self._knows_open = is_all
         if self._unsettled is None:
             claimed = self._claim()
             if claimed is None:

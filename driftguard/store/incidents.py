@@ -296,22 +296,23 @@ def announce(
     session.execute(insert(Notification).values(rows).on_conflict_do_nothing())
 
 
-def announce_open(session: Session, destination: str, at: datetime) -> None:
+def announce_open(session: Session, destination: str, at: datetime) -> bool:
     """Every page that is not over, to a place that was told of none of it: say as it is new in the
-    settings."""
+    settings. Whether that is all: what somebody else has locked is left for another call."""
     told = exists().where(
         Notification.incident_id == Incident.id,
         Notification.destination == destination,
         Notification.event == "firing",
     )
-    query = (
+    untold = (
         select(Incident)
         .where(Incident.state != "resolved", Incident.severity != "info", ~Incident.awaits_examination, ~told)
         .order_by(Incident.opened_at)
-        .with_for_update(read=True)  # one that ends meanwhile is told of with its end, or not at all
     )
-    for incident in session.scalars(query):
+    # Locked: one that ends meanwhile is told of with its end, or not at all.
+    for incident in session.scalars(untold.with_for_update(read=True, skip_locked=True)).all():
         announce(session, incident.id, [destination], "firing", incident.severity, at)
+    return session.scalar(untold.limit(1)) is None
 
 
 def announce_resolution(session: Session, incident: Incident, at: datetime) -> None:

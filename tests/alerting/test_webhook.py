@@ -17,7 +17,7 @@ from driftguard.alerting.webhook import Webhook
 from driftguard.errors import DatabaseUnavailable
 from driftguard.metrics import Metrics
 from driftguard.outgoing.posting import post
-from driftguard.store import notifications
+from driftguard.store import incidents, notifications
 from driftguard.store.database import Database
 from driftguard.store.tables import Incident, Notification
 from tests.alerting.http_receiver import Receiver, http_receiver, wait_until
@@ -315,6 +315,20 @@ def test_a_webhook_that_is_new_is_told_once_of_each_page_that_is_not_over_and_of
             wait_until(partial(lambda last: str(last) in told_of(receiver), last), "a later page")
     told = told_of(receiver)
     assert (told.count(str(page)), len(told)) == (1, 3)
+
+
+def test_an_incident_that_somebody_has_locked_delays_no_other_page_of_a_new_webhook(
+    database: Database, receiver: Receiver
+) -> None:
+    """By hand, say, in a session that was forgotten. It is told once that is over."""
+    held = add_incident(database, [], stream_id=add_stream(database, "v1"))
+    with ExitStack() as running:
+        with database.session() as other:
+            incidents.lock(other, held)
+            running.enter_context(delivering(database, [receiver.url]))
+            page = add_incident(database, webhooks([receiver.url]), stream_id=add_stream(database, "v2"))
+            wait_until(lambda: told_of(receiver) == [str(page)], "the other page")
+        wait_until(lambda: told_of(receiver) == [str(page), str(held)], "the page that was locked")
 
 
 def test_an_unforeseen_failure_is_counted_and_later_pages_go_out(
