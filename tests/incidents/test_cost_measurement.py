@@ -349,7 +349,7 @@ def test_a_stream_that_takes_too_long_keeps_no_other_from_being_measured(
     first, *others = [add_stream(database, version) for version in ("v1", "v2", "v3")]
     incident_id = add_incident(database, [], stream_id=first)
     send(database, rng, GOOD, 0, {4: 30})
-    measure, impatient = cost_measurement.measure, Work("chore", 2.0, 1.0, 60.0)
+    measure, impatient = cost_measurement.measure, Work("chore", 4.0, 2.0, 60.0)
 
     def slow(session: Session, stream: Stream, *rest: Any) -> Any:
         if hindrance == "slow" and stream.id == first:

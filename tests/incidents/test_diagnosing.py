@@ -406,7 +406,7 @@ def test_an_incident_whose_diagnosis_takes_too_long_keeps_no_other_from_being_di
         return made(session, incident, *rest)
 
     monkeypatch.setattr(diagnosing, "diagnosed", diagnosed)
-    monkeypatch.setattr(diagnosing, "CHORE", Work("chore", 2.0, 1.0, 60.0))
+    monkeypatch.setattr(diagnosing, "CHORE", Work("chore", 4.0, 2.0, 60.0))
     with pytest.raises(DatabaseTimeout):
         refresh(database, datetime.now(UTC))
     assert [known(database, one).seen.scores for one in ids] == [0, -1]
