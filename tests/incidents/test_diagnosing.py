@@ -317,7 +317,8 @@ def test_captures_that_are_past_retention_leave_the_diagnosis_that_was_made_of_t
     assert verdict(database, incident_id) == ("query_drift", "medium")
 
 
-def test_what_was_no_page_becomes_one_when_the_diagnosis_changes(database: Database) -> None:
+def fallen_harmlessly(database: Database) -> UUID:
+    """As diagnosed before the captured requests were seen; it pages nobody."""
     incident_id = fallen(database)
     with database.session() as session:
         incident = incidents.find(session, incident_id)[0]
@@ -325,6 +326,11 @@ def test_what_was_no_page_becomes_one_when_the_diagnosis_changes(database: Datab
         incident.diagnosis = replace(
             known(database, incident_id), cause="configuration", confidence="high", seen=SeenEvidence(0, -1)
         )
+    return incident_id
+
+
+def test_what_was_no_page_becomes_one_when_the_diagnosis_changes(database: Database) -> None:
+    incident_id = fallen_harmlessly(database)
     refresh(database, NOW)
     with database.session() as session:
         assert incidents.find(session, incident_id)[0].severity == "critical"
@@ -337,13 +343,7 @@ def test_what_an_incident_is_told_while_it_is_diagnosed_again_stays(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as the draft that was promoted for it, which the fold tells."""
-    incident_id = fallen(database)
-    with database.session() as session:
-        incident = incidents.find(session, incident_id)[0]
-        incident.severity = "info"
-        incident.diagnosis = replace(
-            known(database, incident_id), cause="configuration", confidence="high", seen=SeenEvidence(0, -1)
-        )
+    incident_id = fallen_harmlessly(database)
     made = diagnosing.diagnosed
 
     def diagnosed(*arguments: Any) -> IncidentDiagnosis:

@@ -430,19 +430,13 @@ def test_a_proxy_that_cannot_be_used_is_refused_by_name(
         Telemetry("http://sidecar:8200", tmp_path / "spool", "engine-1", "big")
 
 
-def test_a_proxy_that_cannot_be_used_does_not_matter_beside_the_sidecar(
-    port: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("variable", "value"), [("ALL_PROXY", "socks5://127.0.0.1:1"), ("SSL_CERT_FILE", "/nowhere/ca.pem")]
+)
+def test_a_proxy_or_authorities_that_cannot_be_used_do_not_matter_beside_the_sidecar(
+    port: int, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
 ) -> None:
-    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:1")
-    with Receiver(port), sending(f"http://127.0.0.1:{port}", None) as telemetry:
-        telemetry.finished(finished_request(0))
-        wait_until(lambda: telemetry.state.records.sent == 1, "the record is stored")
-
-
-def test_authorities_that_cannot_be_read_do_not_matter_without_tls(
-    port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SSL_CERT_FILE", "/nowhere/ca.pem")
+    monkeypatch.setenv(variable, value)
     with Receiver(port), sending(f"http://127.0.0.1:{port}", None) as telemetry:
         telemetry.finished(finished_request(0))
         wait_until(lambda: telemetry.state.records.sent == 1, "the record is stored")
