@@ -44,7 +44,7 @@ def test_a_look_takes_no_more_where_the_one_before_is_longer_ago_than_it_reads(
     with database.session() as session:
         (stream,) = session.scalars(select(Stream))
         edge = stream.last_seen_at - LOOK_BACK
-        ensure_days(session, {edge.date()})
+        ensure_days(session, {edge.date(), stream.last_seen_at.date()})
     repeat_the_newest(
         database, 20_000, ended_at=max(edge.replace(hour=0, minute=0), edge - timedelta(hours=1))
     )
