@@ -1,7 +1,8 @@
 """One scrape: fetch, parse, compare with the previous scrape, store the window.
 
 The reading that a window begins at is kept until the window is stored. So no counts are lost while
-the database is unavailable: the next window is longer.
+the database is unavailable: the next window is longer. One whose commit was not answered may be stored,
+so it is sent again, as the same record, before the next one is made: no counts are in two windows.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from driftguard.adapters.condition import Condition
 from driftguard.adapters.kinds import detect
 from driftguard.adapters.reading import START_HEADER, Reading, Unreadable, has_restarted
 from driftguard.adapters.window import Drafted, Incomplete
-from driftguard.errors import DriftGuardError
+from driftguard.errors import DatabaseUnavailable, DriftGuardError
 from driftguard.outgoing.connection_errors import why_not_connected
 from driftguard.records import UNREADABLE_JSON, AcceptanceRecord, RecordError
 from driftguard.settings import ScrapingSettings
 from driftguard.sources.announced_draft import Follow, nothing_announced
 from driftguard.sources.condition import Judged, WasProbed, judge, never_probed
-from driftguard.sources.source import USUAL_PATHS, Scraped, Source
+from driftguard.sources.source import USUAL_PATHS, Scraped, Source, Windows
 from driftguard.store.records import BatchResult
 
 MAX_BYTES: Final = 32 * 2**20
@@ -91,7 +92,9 @@ async def scrape(
 ) -> Scraped:
     """Stores the counts since the last stored window. Errors are returned as a condition, not raised."""
     try:
-        condition, detail = await _scrape(client, source, submit, was_probed, follow)
+        if (told := await _send_again(source, submit)) is None:
+            told = await _scrape(client, source, submit, was_probed, follow)
+        condition, detail = told
     except _Stopped as stopped:
         condition, detail = stopped.condition, stopped.detail
         source.ask_again()
@@ -133,17 +136,46 @@ async def _scrape(
         records = [window.record(source.identity) for window in judged.windows]
         source.drafted = drafted_with(records) or source.drafted
         source.has_contradicted = False
-        refusals = (await asyncio.wrap_future(submit(records))).refusals(records) if records else []
+        windows = Windows(records, reading, judged.condition, judged.goes_on, judged.unfinished)
+        refusals = await _store(source, windows, submit)
     except RecordError as error:
         return judged.condition, _note_contradiction(source, reading, error)
     except DriftGuardError as error:
-        return judged.condition, f"not stored yet: {error.detail}"
-    source.unfinished = judged.unfinished
-    if not judged.goes_on:
-        source.before = reading
+        return judged.condition, _not_stored_yet(error)
     if refusals:
-        return "incomplete", f"not stored: {refusals[0][1]}"
+        return "incomplete", f"not stored: {refusals[0]}"
     return judged.condition, judged.detail
+
+
+async def _send_again(source: Source, submit: Submit) -> tuple[Condition, str] | None:
+    """What is not known to be stored. None: nothing is left of it."""
+    windows, source.unanswered = source.unanswered, None
+    if windows is None:
+        return None
+    try:
+        await _store(source, windows, submit)
+    except DriftGuardError as error:
+        return windows.condition, _not_stored_yet(error)
+    return None
+
+
+async def _store(source: Source, windows: Windows, submit: Submit) -> list[str]:
+    """Makes the next window begin where these end; returns why some are refused. Raises as `submit` does."""
+    records, refused = windows.records, []
+    if records:
+        try:
+            refused = (await asyncio.wrap_future(submit(records))).refusals(records)
+        except DatabaseUnavailable:
+            source.unanswered = windows
+            raise
+    source.unfinished = windows.unfinished
+    if not windows.goes_on:
+        source.before = windows.reading
+    return [why for _, why in refused]
+
+
+def _not_stored_yet(error: DriftGuardError) -> str:
+    return f"not stored yet: {error.detail}"
 
 
 def drafted_with(records: Sequence[AcceptanceRecord]) -> Drafted | None:

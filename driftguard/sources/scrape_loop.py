@@ -133,7 +133,7 @@ class ScrapeLoop:
                 if lease := self._leases.of(source.identity.server):
                     if lease.id != last_lease:
                         source.drafted = await asyncio.to_thread(self._drafted_last, source)
-                        source.before, last_lease = None, lease.id
+                        source.before, source.unanswered, last_lease = None, None, lease.id
                     follow = self._announced.follow
                     self._note(source, await scrape(client, source, lease.submit, self._was_probed, follow))
             except Exception:

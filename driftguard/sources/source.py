@@ -15,10 +15,23 @@ from driftguard.adapters.reading import Reading, Unfinished
 from driftguard.adapters.window import Drafted, Identity
 from driftguard.errors import BadSettings
 from driftguard.masking import Secrets, secrets_of_url
+from driftguard.records import AcceptanceRecord
 from driftguard.settings import SourceSettings
 
 THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 USUAL_PATHS = ("/prometheus/metrics", "/metrics")  # reading TensorRT-LLM's /metrics consumes it
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Those that end at one reading, as they are stored. `goes_on`, `unfinished`: as of
+    `driftguard.sources.condition.Judged`."""
+
+    records: Sequence[AcceptanceRecord]
+    reading: Reading
+    condition: Condition
+    goes_on: bool
+    unfinished: Unfinished | None
 
 
 @dataclass(slots=True)
@@ -36,6 +49,7 @@ class Source:
     proxy: str | None  # HTTP proxy through which it is reached
     before: Reading | None = None  # the reading at which the next window begins
     unfinished: Unfinished | None = None  # where that goes on: as it was judged with the newest reading
+    unanswered: Windows | None = None  # were sent to the database, and may be stored
     left_starts: tuple[float, ...] = ()  # of the last processes after which another one answered
     taking_turns_at: datetime | None = None  # when one of those was last seen to answer again
     drafted: Drafted | None = None  # what it did with last, also before its last start

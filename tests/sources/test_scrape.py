@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, tzinfo
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -43,17 +44,21 @@ STEPS = [4, 0, 3, 1, 2]  # 10 of 20
 
 @dataclass
 class Stored:
-    """The place of the ingest queue; while `is_away` it fails as the queue does."""
+    """The place of the ingest queue; while `is_away` it fails as the queue does. `is_unanswered`: what it
+    stores meanwhile is stored, and the answer to its commit is lost."""
 
     records: list[AcceptanceRecord] = field(default_factory=list)
     is_away: bool = False
+    is_unanswered: bool = False
 
     def submit(self, records: Sequence[AcceptanceRecord]) -> Future[BatchResult]:
         future: Future[BatchResult] = Future()
-        if self.is_away:
+        if not self.is_away:
+            known = {record.record_id for record in self.records}
+            self.records += [record for record in records if record.record_id not in known]
+        if self.is_away or self.is_unanswered:
             future.set_exception(DatabaseUnavailable("the database cannot be reached"))
         else:
-            self.records += records
             future.set_result(BatchResult(len(records), 0))
         return future
 
@@ -128,20 +133,31 @@ def test_what_was_counted_while_scrapes_failed_is_in_the_next_window(server: Ser
     assert [record.drafted for record in stored.records] == [40]
 
 
-def test_what_was_counted_while_the_database_was_away_is_in_the_next_window(
-    server: Served, stored: Stored
+@pytest.mark.parametrize("outage", ["is_away", "is_unanswered"])
+def test_what_was_counted_while_the_database_was_away_is_stored_once(
+    server: Served, stored: Stored, outage: str
 ) -> None:
+    """Also where a window was stored whose commit was not answered."""
     engine = FakeVllm()
     server.pages["/metrics"] = ok(engine.text)
     source = source_at(server.url)
     scraped(source, stored)
-    stored.is_away = True
-    engine.serve(STEPS)
-    assert scraped(source, stored).detail == "not stored yet: the database cannot be reached"
-    stored.is_away = False
+    setattr(stored, outage, True)
+    for _ in range(3):
+        engine.serve(STEPS)
+        found = scraped(source, stored)
+        assert (found.condition, found.detail) == (
+            "reporting",
+            "not stored yet: the database cannot be reached",
+        )
+    setattr(stored, outage, False)
     engine.serve(STEPS)
     scraped(source, stored)
-    assert [record.drafted for record in stored.records] == [40]
+    engine.serve(STEPS)
+    scraped(source, stored)
+    assert [record.drafted for record in stored.records] == [20, 60, 20]
+    for earlier, later in pairwise(stored.records):
+        assert later.started_at == earlier.ended_at
 
 
 def test_counts_that_contradict_each_other_are_read_again(server: Served, stored: Stored) -> None:
