@@ -18,7 +18,7 @@ from driftguard.adapters.otlp_points import Point, is_in_the_future, refusal, se
 from driftguard.adapters.otlp_readings import Readings, Taken, TooManySeries
 from driftguard.adapters.reading import Unfinished
 from driftguard.adapters.window import Drafted, Identity, Incomplete, Window
-from driftguard.errors import DriftGuardError
+from driftguard.errors import DatabaseUnavailable, DriftGuardError
 from driftguard.records import AcceptanceRecord, RecordError, check_clock
 from driftguard.sources.condition import Judged, WasProbed, judge, never_probed
 from driftguard.sources.scrape import Submit, drafted_with
@@ -51,9 +51,9 @@ class _Sorted:
 
 @dataclass(slots=True)
 class PushedSource:
-    """`before`: the reading at which the last stored window ended; `newest`: the newest reading that is not
-    stored yet. `resource` distinguishes it from other resources of the same server, which have windows of
-    their own."""
+    """`before`: the reading at which the last stored window ended; `waiting`: the one at whose end a window
+    may be stored, as its commit was not answered, and the newest that none is stored of yet. `resource`
+    distinguishes it from other resources of the same server, which have windows of their own."""
 
     identity: Identity
     adapter: Adapter
@@ -62,7 +62,7 @@ class PushedSource:
     was_probed: WasProbed = never_probed
     interval_seconds: float = USUAL_INTERVAL_SECONDS
     before: Taken | None = None
-    newest: Taken | None = None
+    waiting: Sequence[Taken] = ()
     read_at: datetime | None = None  # the newest reading that a window ends at or goes on over
     readings: Readings = field(default_factory=Readings)
     judged: Judged = WAITING
@@ -104,8 +104,8 @@ class PushedSource:
 
     def _begin_anew(self) -> None:
         """Otherwise all points would be taken for earlier ones until the clock has caught up."""
-        self.before = self.newest = self.read_at = self.judged_place = self.unfinished = None
-        self.readings, self.judged = Readings(), WAITING
+        self.before = self.read_at = self.judged_place = self.unfinished = None
+        self.waiting, self.readings, self.judged = (), Readings(), WAITING
 
     def _sort(self, points: Sequence[Point], now: datetime, oldest: datetime) -> _Sorted:
         usable: list[Point] = []
@@ -126,26 +126,21 @@ class PushedSource:
     async def _store(self, taken: Sequence[Taken], now: datetime, submit: Submit) -> tuple[str, ...]:
         """Returns why some windows are refused. They are skipped: a longer window would be refused too."""
         refused: dict[str, None] = {}
-        waiting = [self.newest, *taken] if self.newest else list(taken)
-        self.newest = None
+        waiting, self.waiting = [*self.waiting, *taken], ()
         while waiting:
             try:
                 records = await asyncio.to_thread(self._records, waiting[0], now)
                 if records:
                     stored = await asyncio.wrap_future(submit(records))
                     refused |= dict.fromkeys(why for _, why in stored.refusals(records))
+            except DatabaseUnavailable:  # else its counts would be in a longer window as well
+                self.waiting = (waiting[0], *_newest(waiting[1:]))
+                raise
             except Exception as error:
-                self._keep(waiting if isinstance(error, DriftGuardError) else waiting[1:])
+                self.waiting = _newest(waiting if isinstance(error, DriftGuardError) else waiting[1:])
                 raise
             self._move(waiting.pop(0))
         return tuple(refused)
-
-    def _keep(self, waiting: Sequence[Taken]) -> None:
-        """Keeps only the newest reading, since counters are cumulative. It ends no window if one before it
-        could not."""
-        if waiting:
-            left_out = next((item.left_out for item in waiting if item.left_out), "")
-            self.newest = replace(waiting[-1], left_out=left_out)
 
     def _move(self, taken: Taken) -> None:
         """Makes the next window begin at this reading, unless the one before it goes on."""
@@ -196,3 +191,9 @@ class PushedSource:
         record = msgspec.structs.replace(record, record_id=named)
         check_clock(record, now)
         return record
+
+
+def _newest(waiting: Sequence[Taken]) -> Sequence[Taken]:
+    """Only that is kept, since counters are cumulative. It ends no window if one before it could not."""
+    left_out = next((item.left_out for item in waiting if item.left_out), "")
+    return [replace(item, left_out=left_out) for item in waiting[-1:]]

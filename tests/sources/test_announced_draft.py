@@ -29,7 +29,8 @@ from tests.adapters.fake_engines import FakeEngine, FakeLlamaCpp, FakeVllm
 from tests.alerting.http_receiver import wait_until
 from tests.api.ingest_server import serving
 from tests.sources.served import Served, ok, served
-from tests.sources.test_scrape import STEPS, Stored
+from tests.sources.stored import Stored
+from tests.sources.test_scrape import STEPS
 
 
 class World:

@@ -6,9 +6,7 @@ import asyncio
 import re
 import socket
 import threading
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, tzinfo
 from itertools import pairwise
 from pathlib import Path
@@ -17,13 +15,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from driftguard.errors import BadSettings, DatabaseUnavailable
-from driftguard.records import AcceptanceRecord
+from driftguard.errors import BadSettings
 from driftguard.settings import ScrapingSettings, SourceSettings
 from driftguard.sources import scrape as module
 from driftguard.sources.scrape import open_client, scrape
 from driftguard.sources.source import USUAL_PATHS, Scraped, Source, sources_of
-from driftguard.store.records import BatchResult
 from tests.adapters.fake_engines import (
     ENGINES,
     MODEL,
@@ -37,30 +33,10 @@ from tests.adapters.fake_engines import (
     FakeVllm,
 )
 from tests.sources.served import Served, ok, served
+from tests.sources.stored import Stored
 from tests.tls import tls_sidecar
 
 STEPS = [4, 0, 3, 1, 2]  # 10 of 20
-
-
-@dataclass
-class Stored:
-    """The place of the ingest queue; while `is_away` it fails as the queue does. `is_unanswered`: what it
-    stores meanwhile is stored, and the answer to its commit is lost."""
-
-    records: list[AcceptanceRecord] = field(default_factory=list)
-    is_away: bool = False
-    is_unanswered: bool = False
-
-    def submit(self, records: Sequence[AcceptanceRecord]) -> Future[BatchResult]:
-        future: Future[BatchResult] = Future()
-        if not self.is_away:
-            known = {record.record_id for record in self.records}
-            self.records += [record for record in records if record.record_id not in known]
-        if self.is_away or self.is_unanswered:
-            future.set_exception(DatabaseUnavailable("the database cannot be reached"))
-        else:
-            future.set_result(BatchResult(len(records), 0))
-        return future
 
 
 @pytest.fixture
