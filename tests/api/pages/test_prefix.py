@@ -101,3 +101,4 @@ def test_both_kinds_of_proxies_show_pages_that_live_and_decide(
             page.wait_for_url(f"{home}retraining")
             page.get_by_role("link", name="DriftGuard", exact=True).click()
             page.wait_for_url(home)
+            page.close()  # before its proxy is, which it would ask again
