@@ -221,6 +221,6 @@ def test_beyond_64_segments_new_ones_share_other() -> None:
     batch = requests(np.random.default_rng(1), np.full(n, 0.7), [f"s{number}" for number in range(n)])
     state, _ = fold(DetectorConfig(), StreamState(), batch)
     segments = {segment.segment: segment.requests for segment in describe(DetectorConfig(), state).segments}
-    assert len(segments) == 64
-    assert segments["other"] == n - 63
+    assert len(segments) == 65
+    assert segments["other"] == n - 64
     assert in_parts(DetectorConfig(), batch, list(range(1, n)), restart=True)[0] == encode_state(state)

@@ -399,3 +399,16 @@ def test_a_segment_that_falls_while_another_is_down_joins_the_incident_and_its_h
     store(database, traffic.draw(600, GOOD))
     fold_all(new_pipeline(database))
     assert {each.state for each in all_incidents(database)} == {"resolved"}
+
+
+def test_the_last_of_64_segments_is_judged_by_itself_and_named(database: Database) -> None:
+    """Beside 'other', in which the rest is stored."""
+    traffic = Traffic(seed=5)
+    for number in range(63):
+        store(database, traffic.draw(1, {f"tenant {number}": 0.75}))
+    store(database, traffic.draw(1500, {"last": 0.75, "beyond": 0.4}))
+    store(database, traffic.draw(600, {"last": 0.4, "beyond": 0.4}))
+    fold_and_examine(new_pipeline(database), database)
+    (incident,) = all_incidents(database)
+    assert names_of(incident.segments) == ("last",)
+    assert incident.evidence.slowdown_measured is not None  # by its own requests

@@ -173,8 +173,8 @@ def assign(names: list[str], strata: list[tuple[int, int]], observed: Iterable[t
     """The stratum of each (segment, setting); `names` and `strata` grow by those not seen before.
 
     A setting of NO_SETTING (nothing was drafted) makes the segment known and has no stratum: 0.
-    At most MAX_SEGMENTS_PER_STREAM names and MAX_STRATA strata: later segments share 'other', and the
-    requests of later strata go to the segment 'other' without their configuration.
+    At most MAX_SEGMENTS_PER_STREAM names beside 'other', as they are stored, and MAX_STRATA strata: later
+    segments share 'other', and the requests of later strata go there without their configuration.
     """
     segment_of = {name: place for place, name in enumerate(names)}
     code_of = {stratum: place for place, stratum in enumerate(strata)}
@@ -182,7 +182,7 @@ def assign(names: list[str], strata: list[tuple[int, int]], observed: Iterable[t
 
     def segment(name: str) -> int:
         if name not in segment_of:
-            if len(segment_of.keys() - {OTHER_SEGMENT}) >= MAX_SEGMENTS_PER_STREAM - 1:
+            if len(segment_of.keys() - {OTHER_SEGMENT}) >= MAX_SEGMENTS_PER_STREAM:
                 name = OTHER_SEGMENT
             if name not in segment_of:
                 segment_of[name] = len(names)

@@ -52,7 +52,6 @@ from driftguard.detection.statistics.bets import NOT_CUT, Floats, mean_over_bets
 from driftguard.detection.statistics.change_point import likeliest_point
 from driftguard.detection.steps.evidence import bets_against, halfway_at_least
 from driftguard.detection.steps.expectation import acceptance_over, at_baseline
-from driftguard.records import MAX_SEGMENTS_PER_STREAM
 
 RECOVERY_LEVEL = 0.01
 
@@ -96,8 +95,8 @@ def run_tests(
 
     Strata whose baseline was learned after their segment's alarm cannot tell whether the change is over.
     """
-    test_of = np.full(MAX_SEGMENTS_PER_STREAM, -1)
-    alarm_of = np.zeros(MAX_SEGMENTS_PER_STREAM, dtype=np.int64)
+    test_of = np.full(len(state.names), -1)
+    alarm_of = np.zeros(len(state.names), dtype=np.int64)
     test_of[incident.segments] = incident.test
     alarm_of[incident.segments] = incident.alarm_ordinal
     comparable = state.ready & (state.ready_ordinal <= alarm_of[state.segment_of_stratum])
