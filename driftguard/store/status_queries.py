@@ -94,8 +94,10 @@ def lengths(session: Session, now: datetime, stream_ids: Sequence[int]) -> dict[
 
 def requests_per_day(session: Session, now: datetime, stream_ids: Sequence[int]) -> dict[int, float]:
     """stream id -> its traffic over the last day, or since it was first seen if that is less than a day and
-    more than an hour ago; streams without any are left out."""
-    since = func.greatest(Stream.first_seen_at, now - PRESENT)
+    more than an hour ago, or since its first record of the day where that was kept back until then; streams
+    without any are left out."""
+    begun = func.least(Stream.first_seen_at, func.min(Rollup.minute))
+    since = func.greatest(begun, now - PRESENT)
     query = (
         select(Rollup.stream_id, func.sum(Rollup.records), since)
         .join(Stream, Stream.id == Rollup.stream_id)

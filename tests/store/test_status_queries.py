@@ -27,3 +27,20 @@ def test_requests_that_a_clock_which_was_ahead_has_dated_are_not_of_the_last_day
         session.execute(update(Stream).values(first_seen_at=NOW - timedelta(days=3)))
         stream_id = session.scalars(select(Stream.id)).one()
         assert requests_per_day(session, NOW, [stream_id]) == {stream_id: pytest.approx(3.0)}
+
+
+def test_records_that_were_kept_back_before_their_stream_was_known_make_no_day_of_an_hour(
+    database: Database,
+) -> None:
+    """As those that an engine kept on disk while the sidecar was away."""
+    kept_back = [
+        make_records(10, seed=hours, server="chat", ended_at=NOW - timedelta(hours=hours))
+        for hours in range(12)
+    ]
+    with database.session() as session:
+        insert_batches(session, kept_back, StreamRegistry(), NOW)
+        session.execute(update(Stream).values(first_seen_at=NOW - timedelta(hours=2)))
+        stream_id = session.scalars(select(Stream.id)).one()
+        assert requests_per_day(session, NOW, [stream_id]) == {
+            stream_id: pytest.approx(120 * 24 / 11, rel=0.01)
+        }
