@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from driftguard.store.tables import RetrainRun, Stream
 from tests.retraining.conftest import Drifted
 from tests.retraining.engine_stub import EngineStub
 from tests.retraining.restarted import restarted_settings
-from tests.retraining.world import Models, incident_states, make_settings
+from tests.retraining.world import Models, capture, incident_states, make_settings, requests_of
 
 NOON = datetime(2026, 11, 1, 12, tzinfo=UTC)
 
@@ -61,6 +62,25 @@ def test_forced_for_an_incident_it_waits_for_no_more_than_the_minimum(
     asked = nothing(retrain(drifted.database, settings))
     assert asked.startswith("200 captured requests since the change; waiting for 512")
     assert retrain(drifted.database, settings, force=True).state in ("promoted", "rejected")
+
+
+@pytest.mark.parametrize(("is_renamed", "counted"), [(False, 200), (True, 320)])
+def test_a_segment_that_is_back_is_no_changed_traffic_unless_it_goes_on_under_another_name(
+    drifted: Drifted, engine: EngineStub, models: Models, tmp_path: Path, is_renamed: bool, counted: int
+) -> None:
+    now = datetime.now(UTC)
+    capture(drifted.database, drifted.parent, "deutsch", requests_of(models.old_traffic), now)
+    with drifted.database.session() as session:
+        incident, _ = incidents.find(session, drifted.incident_id)
+        (fallen,) = incident.segments
+        older = ("deutsch",) if is_renamed else ()
+        incident.segments = (
+            replace(fallen, segment="deutsch", back_at=now),
+            replace(fallen, renamed_from=older),
+        )
+    settings = make_settings(tmp_path / "data", engine.url, minimum_requests=1_000)
+    outcome = retrain(drifted.database, settings, incident_id=drifted.incident_id)
+    assert nothing(outcome) == f"only {counted} captured requests since the change, 1000 needed"
 
 
 def test_too_little_traffic_asks_again_in_one_row(

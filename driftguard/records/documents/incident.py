@@ -74,6 +74,11 @@ def positions_of(segments: Sequence[ChangedSegment]) -> Positions:
     return combined([segment.after.positions for segment in segments])
 
 
+def not_back(segments: Sequence[ChangedSegment]) -> tuple[ChangedSegment, ...]:
+    """Those whose acceptance is not back, and that are not silent; of an incident that is over, all."""
+    return tuple(each for each in segments if each.back_at is None) or tuple(segments)
+
+
 def names_of(segments: Sequence[ChangedSegment]) -> tuple[str, ...]:
     """In their order."""
     return tuple(segment.segment for segment in segments)

@@ -15,7 +15,7 @@ from typing import Literal, cast
 import structlog
 from sqlalchemy.orm import Session
 
-from driftguard.records.documents.incident import ChangedSegment
+from driftguard.records.documents.incident import ChangedSegment, not_back
 from driftguard.records.documents.retraining_run import OldLevel
 from driftguard.retraining.engines.engine_admin import EngineDraft
 from driftguard.retraining.ledger import incident_notes
@@ -63,7 +63,8 @@ def finish_promotion(
     since = at - _LOOK_BACK
     if run.incident_id is not None:
         incident, _ = incidents.find(session, run.incident_id)
-        changed, since = {each.segment: each for each in incident.segments}, incident.change_point_at
+        changed = {each.segment: each for each in not_back(incident.segments)}
+        since = incident.change_point_at
     levels = _old_levels(session, run, draft, at, minimum_drop, changed, since)
     numbers = retrain_runs.numbers_of(run)
     follow_engine(session, run.server, run.target, draft, at)

@@ -295,6 +295,22 @@ def test_half_of_a_small_fall_is_told_of_an_incident_that_was_over_before_it_was
     assert told.half_at > incident.resolved_at
 
 
+def test_a_segment_that_was_back_or_silent_before_the_promotion_is_not_waited_for(
+    drifted: Drifted, tmp_path: Path
+) -> None:
+    """The old draft had requests of it since the change, and the new one gets none."""
+    now = datetime.now(UTC)
+    store(drifted.database, [record(drifted.parent, "deutsch", rate, now) for rate in rates(0.77, 60)])
+    with drifted.database.session() as session:
+        incident, _ = incidents.find(session, drifted.incident_id)
+        (fallen,) = incident.segments
+        incident.segments = (replace(fallen, segment="deutsch", back_at=now), fallen)
+    requests = [record(CANDIDATE, NEW, rate, datetime.now(UTC)) for rate in rates(0.76, 120)]
+    seen = watched_after(drifted, requests, tmp_path)
+    assert (seen.recovered, seen.over) == (True, True)
+    assert incident_of(drifted.database, drifted.incident_id).state == "resolved"
+
+
 def test_half_a_recovery_keeps_the_incident_and_says_how_far_it_came(
     drifted: Drifted, promoted: UUID
 ) -> None:
