@@ -31,7 +31,7 @@ from driftguard.retraining.engines.engine_admin import EngineRefused
 from driftguard.retraining.engines.live_update import Answered, LiveUpdate, MayBeLoaded, NotOffered
 from driftguard.retraining.engines.order import Order
 from driftguard.retraining.training import checksums
-from driftguard.retraining.training.draft_files import Tensor, form_of, tensors_of
+from driftguard.retraining.training.draft_files import Tensor, form_of, is_here, tensors_of
 
 _NEEDED: Final = {  # of /server_info
     "speculative_algorithm": "STANDALONE",  # others share tensors with the target, or have none
@@ -82,10 +82,10 @@ class SglangUpdate(LiveUpdate):
                 raise NotOffered(f"{self.shown} cannot load a draft live: {name} is {found}, not {needed}")
         self._ranks = info.get("tp_size", 0)
         self._first = Path(str(info.get("speculative_draft_model_path")))
-        if not self._first.is_dir():
+        if not is_here(self._first):
             raise NotOffered(
-                f"{self.shown} was started with the draft {self._first}, which is no directory here, so that "
-                "shapes cannot be compared"
+                f"{self.shown} was started with the draft {self._first}, which is no directory here that can "
+                "be read, so that shapes cannot be compared"
             )
         found = self._checksums()
         if not self._is_ready():

@@ -24,6 +24,7 @@ from driftguard.retraining.engines.engine_admin import (
     EngineRefused,
 )
 from driftguard.retraining.training import checksums
+from driftguard.retraining.training.draft_files import is_here
 from driftguard.store import drafts, retrain_runs
 from driftguard.store.database import Database
 from driftguard.store.tables import Draft
@@ -88,7 +89,7 @@ def _put_back(admin: EngineAdmin, lost: Draft, digest: str | None) -> tuple[Engi
     away."""
     directory = Path(lost.directory or "")
     try:
-        if _is_here(directory):  # else the engine alone sees them, and verifies them
+        if is_here(directory):  # else the engine alone sees them, and verifies them
             checksums.verify_if_known(directory, digest)
         try:
             admin.load(directory, lost.version)
@@ -100,13 +101,6 @@ def _put_back(admin: EngineAdmin, lost: Draft, digest: str | None) -> tuple[Engi
     except (EngineRefused, checksums.DraftChanged) as error:
         serving = admin.info().draft  # the answer may be lost although the engine acted
         return serving, None if serving.version == lost.version else error.detail
-
-
-def _is_here(directory: Path) -> bool:
-    try:
-        return directory.is_dir()
-    except OSError:  # as where this user may not look
-        return False
 
 
 def _store_given(

@@ -150,6 +150,15 @@ def _configured(directory: Path, name: str) -> int | None:
     return found if isinstance(found, int) else None
 
 
+def is_here(directory: Path) -> bool:
+    """Whether it is a directory on this machine. False also where this user may not look: that of a server in
+    a container may lie below /root."""
+    try:
+        return directory.is_dir()
+    except OSError:
+        return False
+
+
 def _compare(what: str, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> None:
     for name in sorted(wanted.keys() | found.keys()):
         if (old := wanted.get(name)) != (new := found.get(name)):

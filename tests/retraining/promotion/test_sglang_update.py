@@ -394,6 +394,10 @@ def test_half_a_draft_that_no_later_update_replaces_is_told_each_time(
             {"info": {"speculative_draft_model_path": "org/draft"}},
             "the draft org/draft, which is no directory here",
         ),
+        (  # as below /root, where SGLang runs in a container: what this user may not look at
+            {"info": {"speculative_draft_model_path": f"/root/{'x' * 256}"}},
+            "which is no directory here that can be read",
+        ),
     ],
 )
 def test_where_it_is_not_offered_a_restart_is_asked_for(
