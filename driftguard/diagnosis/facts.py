@@ -108,8 +108,8 @@ _NOT_SCORED: Final[dict[MissingScores, str]] = {
     "not_registered": "the settings name no engine of this server, whose models are unknown (engines)",
     "engine_silent": "the engine did not say which models it serves",
     "no_draft_model": "the draft is none that is run here",
-    "not_here": "the directory of the target or of this draft version is not known, or it or torch is not "
-    "on this machine",
+    "not_here": "the directory of the target or of this draft version is not known, or may not be read, or "
+    "it or torch is not on this machine",
     "typical": "the engine keeps draft tokens by typical acceptance, so that answers are not the target's "
     "own (engines.acceptance_rule)",
     "too_few": "fewer than 10 on one side of the change have counts, the temperature, and K or counts per "

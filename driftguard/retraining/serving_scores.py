@@ -22,6 +22,7 @@ from driftguard.retraining.engines.candidate_kind import is_trained_here, torch_
 from driftguard.retraining.engines.connect import connect
 from driftguard.retraining.engines.engine_admin import EngineInfo, EngineRefused, engine_of
 from driftguard.retraining.training import process, workspace
+from driftguard.retraining.training.draft_files import is_here
 from driftguard.retraining.training.process import Scoring, TrainingFailed, TrainingStopped
 from driftguard.retraining.training.traffic import write_served
 from driftguard.settings import Settings
@@ -178,6 +179,7 @@ def _draft_directory(database: Database, info: EngineInfo, stream: Stream) -> st
 def _here(directory: str | None, role: str) -> Path:
     if directory is None:
         raise NotScored("not_here", f"the directory of the {role} is not known")
-    if not Path(directory).is_dir():
-        raise NotScored("not_here", f"the directory of the {role}, {directory}, is not on this machine")
+    if not is_here(Path(directory)):
+        told = "is not on this machine, or may not be read"
+        raise NotScored("not_here", f"the directory of the {role}, {directory}, {told}")
     return Path(directory)

@@ -269,10 +269,15 @@ def test_an_engine_that_does_not_answer_is_told(served: Drifted) -> None:
     assert known(served) == (None, "engine_silent")
 
 
-def test_a_model_that_is_not_here_is_told(served: Drifted, engine: EngineStub) -> None:
-    engine.target = Path("/models/on/another/machine")
+@pytest.mark.parametrize("path", ["/models/on/another/machine", f"/root/{'x' * 256}"])
+def test_a_model_that_is_not_here_or_may_not_be_read_is_told(
+    served: Drifted, engine: EngineStub, path: str
+) -> None:
+    """The second stands for one that this user may not look at: with root's rights its name has to be one
+    that cannot be."""
+    engine.target = Path(path)
     told = scored(served)
-    assert told == "the directory of the target, /models/on/another/machine, is not on this machine"
+    assert told == f"the directory of the target, {path}, is not on this machine, or may not be read"
     assert known(served) == (None, "not_here")
 
 

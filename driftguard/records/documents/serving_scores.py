@@ -12,7 +12,7 @@ MissingScores = Literal[
     "not_registered",  # the settings name no engine of this server
     "engine_silent",  # it does not say what it serves
     "no_draft_model",  # the draft is none that is run here, such as an n-gram table
-    "not_here",  # a model's directory is not known, or it or torch is not on this machine
+    "not_here",  # a model's directory is not known, may not be read, or it or torch is not on this machine
     "typical",  # its rule keeps what the target might not say: no answer is the target's own
     "too_few",  # captured requests on one side that could be scored
     "timeout",
