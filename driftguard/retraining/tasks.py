@@ -36,7 +36,14 @@ from driftguard.retraining.promotion.reconcile import end_killed, settle
 from driftguard.retraining.run import retrain
 from driftguard.retraining.serving_scores import give_up_killed, score
 from driftguard.settings import Settings
-from driftguard.store import configured_engines, drafts, incidents, retrain_runs, serving_scores
+from driftguard.store import (
+    configured_engines,
+    drafts,
+    incidents,
+    retrain_runs,
+    serving_scores,
+    source_activity,
+)
 from driftguard.store.database import Database
 from driftguard.store.serving_scores import Attempt
 from driftguard.store.source_activity import newest_stream, stream_in_service
@@ -230,10 +237,16 @@ class RetrainingJobs:
                 yield run.server
 
     def _unfollowed(self, session: Session) -> Iterator[str]:
-        """Servers whose records name another draft than the one that is known to be in service. An engine
-        with an admin API can be asked at once which one it is."""
+        """Servers whose records name another draft than the one that is known to be in service, or another
+        target than the one whose draft is watched. An engine with an admin API can be asked at once which one
+        it is."""
+        watched = [run for run in retrain_runs.unended(session) if run.state == "watching"]
+        replaced = {run.server for run in watched if _is_replaced(session, run)}
         for engine in self._settings.engines:
             server = engine.server
+            if server in replaced:
+                yield server
+                continue
             of = stream_in_service if engine.admin_url is None else newest_stream
             stream = of(session, server)
             known = None if stream is None else drafts.in_service(session, server, stream.target)
@@ -322,3 +335,9 @@ def _lives(session: Session, run: RetrainRun) -> bool:
 def _is_locked(session: Session, run: RetrainRun) -> bool:
     """Whether a retraining runs there, this one or another; it settles first."""
     return retrain_runs.is_running(session, run.server, run.target)
+
+
+def _is_replaced(session: Session, run: RetrainRun) -> bool:
+    """Whether another target took the place of the run's."""
+    silence = source_activity.silence(session, run.server, run.target)
+    return silence is not None and silence >= source_activity.REPLACED_AFTER

@@ -15,6 +15,9 @@ from driftguard.store.tables import Stream
 # A draft that is in service stays so until nothing was heard of it for this long beside another one: while
 # servers are restarted one by one, both are heard.
 SILENCE: Final = timedelta(minutes=5)
+# For which nothing is heard of a target beside another one of its server that took its place, and is not only
+# tried beside it. It does not count while neither is heard.
+REPLACED_AFTER: Final = timedelta(hours=1)
 
 
 def newest_stream(session: Session, server: str) -> Stream | None:

@@ -3,21 +3,17 @@ target took the place of theirs. A server that is only away is waited for."""
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Final, Literal
 
 import structlog
 from sqlalchemy.orm import Session
 
 from driftguard.retraining.ledger import incident_notes
-from driftguard.retraining.promotion.draft_rows import why_worse
+from driftguard.retraining.promotion.draft_rows import end_watch, why_worse
 from driftguard.store import announced_drafts, retrain_runs, source_activity
 from driftguard.store.database import Database
 from driftguard.store.tables import RetrainRun
 
-# For which nothing is heard of a target beside another one of its server that took its place, and is not only
-# tried beside it. It does not count while neither is heard.
-REPLACED_AFTER: Final = timedelta(hours=1)
 _STATES: Final = ("promoting", *retrain_runs.ROLLING_STATES, "watching")
 log = structlog.get_logger(__name__)
 
@@ -33,16 +29,19 @@ def end_of_server(database: Database, server: str) -> None:
 
 
 def end_of_replaced(database: Database, server: str, serving_target: str) -> None:
-    """Of the targets that this one took the place of."""
+    """Of the targets that this one took the place of; with them the watches, which no record moves on."""
+    because = f"target {serving_target} is served instead"
     for target in _targets(database, server) - {serving_target}:
         with retrain_runs.try_lock(database, server, target) as lock, database.session() as session:
             silence = source_activity.silence(session, server, target)
-            if lock is None or (silence is not None and silence < REPLACED_AFTER):
+            if lock is None or (silence is not None and silence < source_activity.REPLACED_AFTER):
                 continue
             for run in _stuck(session, server, target):
                 has_served = run.state in ("watching", "rolling_back")
                 state: Literal["promoted", "failed"] = "promoted" if has_served else "failed"
-                _end(session, run, state, f"target {serving_target} is served instead")
+                _end(session, run, state, because)
+            for run in retrain_runs.in_states(session, server, target, ("watching",)):
+                end_watch(session, run, because, retrain_runs.now(session))
 
 
 def _targets(database: Database, server: str) -> set[str]:

@@ -94,6 +94,13 @@ def finish_rollback(session: Session, run: RetrainRun, parent: EngineDraft, at: 
     log.warning("draft rolled back", run=str(run.id), reason=reason)
 
 
+def end_watch(session: Session, run: RetrainRun, because: str, at: datetime) -> None:
+    """Of a draft that is not served any more, and was not found worse."""
+    reason = f"promoted; no longer watched, because {because}"
+    retrain_runs.end(session, run.id, "promoted", reason, at)
+    incident_notes.end_mitigation(session, run.incident_id, reason, at)
+
+
 def tell_not_put_back(session: Session, run: RetrainRun, because: str, at: datetime) -> None:
     """The draft of the run is to be rolled back, serves on, and nothing mends its incident until it is."""
     reason = f"{why_taken_back(run)}; draft {run.parent_version} cannot be put back: {because}"

@@ -45,6 +45,7 @@ from driftguard.retraining.engines.engine_admin import EngineAdmin, EngineDraft,
 from driftguard.retraining.ledger import incident_notes
 from driftguard.retraining.promotion import abandoned, restart
 from driftguard.retraining.promotion.draft_rows import (
+    end_watch,
     finish_promotion,
     finish_rollback,
     follow_engine,
@@ -257,9 +258,7 @@ def _end_watches_of_other_targets(session: Session, info: EngineInfo, now: datet
     """An engine with an admin API has one target, and serves no draft of an earlier one any more."""
     for run in retrain_runs.unended(session):
         if run.server == info.server and run.target != info.target and run.state == "watching":
-            reason = f"promoted; no longer watched, because target {info.target} is served now"
-            retrain_runs.end(session, run.id, "promoted", reason, now)
-            incident_notes.end_mitigation(session, run.incident_id, reason, now)
+            end_watch(session, run, f"target {info.target} is served now", now)
 
 
 def _end_interrupted(session: Session, run: RetrainRun, serving: str, now: datetime) -> None:

@@ -202,6 +202,7 @@ INSTEAD = "target another is served instead"
         ("rolling_out", "failed", f"{IN_SERVICE} {INSTEAD}"),
         ("rolling_back", "promoted", f"{BACK} {INSTEAD}"),
         ("worse", "promoted", f"{NOT_BACK} {INSTEAD}"),
+        ("undecided", "promoted", f"promoted; no longer watched, because {INSTEAD}"),
     ],
 )
 def test_a_run_of_a_target_that_another_one_took_the_place_of_ends_and_says_why(
@@ -218,6 +219,19 @@ def test_a_run_of_a_target_that_another_one_took_the_place_of_ends_and_says_why(
     ended = runs.run(run)
     assert (ended.state, ended.reason) == (state, told)
     assert runs.incident(run) == "open"
+
+
+def test_a_watch_over_a_target_that_another_one_took_the_place_of_is_looked_at(runs: Runs) -> None:
+    """Nothing else would settle the server: of the other target no draft is known to be in service."""
+    runs.stuck("undecided")
+    jobs = RetrainingJobs(runs.database, runs.settings)
+    for minutes, looked_at in ((20, []), (70, [SERVER])):
+        runs.another_target_serves(silent_for=timedelta(minutes=minutes))
+        with runs.database.session() as session:
+            assert list(jobs._unfollowed(session)) == looked_at
+    jobs.settle(SERVER)
+    with runs.database.session() as session:
+        assert list(jobs._unfollowed(session)) == []
 
 
 def test_a_restart_that_lasts_has_its_time_although_another_target_is_heard(runs: Runs) -> None:
