@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import shutil
@@ -544,13 +545,19 @@ def test_captured_requests_with_tokens_that_the_target_lacks_are_left_out_and_co
     assert (numbers.requests.train, numbers.requests.out_of_vocabulary) == (len(new) - 20 - known, 40)
 
 
-@pytest.mark.parametrize("kind", ["model", "corpus"])
+@pytest.mark.parametrize("kind", ["model", "corpus", "text_config", "decoder"])
 def test_a_run_that_tokens_unknown_to_the_target_leave_with_too_little_waits_for_more(
     database: Database, engine: EngineStub, models: Models, tmp_path: Path, kind: str
 ) -> None:
-    """It has not failed: a failed run is repeated a few times only."""
+    """It has not failed: a failed run is repeated a few times only. The last two: a target that also sees,
+    whose configuration has that of its language model inside."""
     if kind == "corpus":
         engine.serving = {**engine.serving, "method": "suffix", "directory": None}
+    elif kind != "model":
+        engine.target = tmp_path / "target"
+        engine.target.mkdir()
+        inner = json.loads((models.target / "config.json").read_text())
+        (engine.target / "config.json").write_text(json.dumps({"model_type": "sees", kind: inner}))
     settings = make_settings(tmp_path / "data", engine.url)
     new = [FOREIGN] * 114 + requests_of(models.new_traffic)[:14]
     incident_id = captured_fall(database, models, new, [])

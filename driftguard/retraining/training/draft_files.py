@@ -18,6 +18,11 @@ from driftguard.errors import DriftGuardError
 from driftguard.records import UNREADABLE_JSON
 
 _LENGTH_BYTES: Final = 8
+_LANGUAGE_MODELS: Final = (
+    "text_config",
+    "decoder",
+    "generator",
+)  # inside a configuration, as transformers looks
 _ANY: Final = frozenset({"transformers_version", "torch_dtype", "dtype"})  # which may differ
 
 
@@ -144,9 +149,13 @@ def vocabulary_of(directory: str | None) -> int | None:
 
 def _configured(directory: Path, name: str) -> int | None:
     try:
-        found = _configuration_of(directory).get(name)
+        told = _configuration_of(directory)
     except DraftRefused:  # the training names what cannot be read
         return None
+    inner: Mapping[str, Any] = next(
+        (told[part] for part in _LANGUAGE_MODELS if isinstance(told.get(part), dict)), {}
+    )
+    found = inner.get(name, told.get(name))
     return found if isinstance(found, int) else None
 
 
