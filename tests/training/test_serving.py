@@ -25,11 +25,12 @@ from driftguard_training.drafts.kinds import load_draft
 from driftguard_training.errors import BadTraffic
 from driftguard_training.evaluate import evaluate
 from driftguard_training.model_directories import load_model
-from driftguard_training.serving import DraftedAnswer, Expected, Score, score_batch, walk
+from driftguard_training.serving import DraftedAnswer, Expected, Score, ends_of, score_batch, walk
 from driftguard_training.settings import EvaluateSettings, Verification
 from driftguard_training.traffic import ServedRequest, read_served
 
 from tests.benchmarks.diagnosis.engine_figures import BUNDLED, changed, rounded
+from tests.training.small_models import save_directory, small_model
 
 KINDS = ("draft", "eagle3")
 V, END, K, LONGEST = 3, 0, 2, 4  # the last: tokens of an answer
@@ -458,3 +459,12 @@ def test_with_adaptive_k_the_engine_accepts_of_first_tokens_what_its_models_acco
     found = torch.tensor(first_gaps(varied))
     error = found.std(dim=0) / len(found) ** 0.5
     assert (found.mean(dim=0).abs() < 3 * error).all()
+
+
+def test_an_answer_ends_with_every_token_that_ends_one_in_the_engine(tmp_path: Path) -> None:
+    """Also where the configuration of the model names another one than that of its sampling."""
+    directory = save_directory(tmp_path / "target", small_model(1))
+    for name, ends in (("config.json", 3), ("generation_config.json", [4, 5])):
+        told = json.loads((directory / name).read_text())
+        (directory / name).write_text(json.dumps(told | {"eos_token_id": ends}))
+    assert ends_of(load_model(directory, "target")) == {0, 3, 4, 5}  # 0: of the tokenizer

@@ -49,6 +49,7 @@ from itertools import pairwise
 from typing import NamedTuple, get_args
 
 import torch
+from driftguard_engine.models.loading import eos_token_ids
 from torch import Tensor
 
 from driftguard_training.acceptance import acceptance_probability, distribution
@@ -127,10 +128,8 @@ def add_drafts(
 
 
 def ends_of(target: LoadedModel) -> frozenset[int]:
-    """The tokens that end an answer."""
-    told: int | list[int] | None = target.model.generation_config.eos_token_id
-    ids = told if isinstance(told, list) else [told]
-    return frozenset(token for token in [*ids, target.tokenizer.eos_token_id] if token is not None)
+    """The tokens that end an answer, as the engine finds them."""
+    return eos_token_ids(target.model.generation_config, target.model.config, target.tokenizer)
 
 
 class DraftedAnswer:
