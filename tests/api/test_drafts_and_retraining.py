@@ -16,6 +16,7 @@ from sqlalchemy import text
 from driftguard.api import drafts as draft_routes
 from driftguard.api import retraining
 from driftguard.api.context import Context
+from driftguard.api.pages import routes
 from driftguard.api.problems import install_problem_handlers
 from driftguard.ingest.queue import IngestQueue
 from driftguard.metrics import Metrics
@@ -50,6 +51,7 @@ def client(database: Database, tmp_path: Path) -> Iterator[httpx.Client]:
     app.state.request_retraining = lambda server, *, force: jobs.request(queue, server, force=force)
     app.include_router(draft_routes.router)
     app.include_router(retraining.router)
+    app.include_router(routes.router)
     install_problem_handlers(app)
     with queue.open(), serving(app) as client:
         yield client
@@ -98,6 +100,23 @@ def test_drafts_page_by_page(client: httpx.Client) -> None:
         if cursor is None:
             break
     assert seen == ["v4", "v3", "v2", "v1", "v0"]
+
+
+@pytest.mark.usefixtures("filled")
+def test_a_watch_of_weeks_is_shown_as_running_however_many_runs_have_ended_since(
+    client: httpx.Client, database: Database
+) -> None:
+    """Those of an engine that is away fail every hour."""
+    with database.session() as session:
+        run = session.get_one(RetrainRun, RUNS[0])
+        run.state, run.ended_at = "watching", None
+        for hours in range(60):
+            at = NOW + timedelta(days=9, hours=hours)
+            known = {"server": "engine-2", "target": "target", "trigger": "incident", "state": "failed"}
+            session.add(RetrainRun(**known, id=uuid4(), started_at=at, ended_at=at))
+    page = client.get("/retraining").text
+    assert "2 retrainings running" in page
+    assert str(RUNS[0]) in page
 
 
 @pytest.mark.usefixtures("filled")

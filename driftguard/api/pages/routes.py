@@ -225,9 +225,10 @@ def incident_page(incident_id: UUID, context: AnyContext, request: Request) -> H
 
 @router.get("/retraining")
 def retraining_page(context: AnyContext, request: Request) -> HTMLResponse:
-    """Every retraining, the newest first."""
+    """The retrainings that run, however long ago they began, and the newest that have ended."""
     with context.database.session() as session:
-        return render(request, "retraining.html", runs=_runs(session))
+        ended = [run for run in _runs(session) if run.ended_at is not None]
+        return render(request, "retraining.html", runs=[*_runs(session, "running"), *ended])
 
 
 @router.get("/retraining/{run_id}")
