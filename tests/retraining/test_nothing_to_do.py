@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -245,6 +246,20 @@ def test_a_bad_traffic_file_is_refused_by_line(
     with pytest.raises(BadInput, match="cannot be read"):
         retrain(database, make_settings(tmp_path, "http://127.0.0.1:9"), traffic=tmp_path / "absent")
     assert runs(database) == []
+
+
+def test_a_traffic_file_may_tell_of_some_requests_when_they_were_captured(
+    database: Database, engine: EngineStub, tmp_path: Path
+) -> None:
+    """Also without an offset, as Python writes a time of day."""
+    traffic, times = tmp_path / "traffic.jsonl", (None, "2026-03-01T14:05:00", "2026-03-01T14:05:00+02:00")
+    lines = [
+        {"prompt_token_ids": [1], "output_token_ids": [number], "captured_at": at}
+        for number, at in enumerate(times)
+    ]
+    traffic.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    outcome = retrain(database, make_settings(tmp_path, engine.url), traffic=traffic)
+    assert nothing(outcome) == "only 3 captured requests, 128 needed"
 
 
 def test_a_nightly_job_whose_output_cannot_be_written_goes_on(

@@ -81,7 +81,7 @@ def traffic_of_file(path: Path) -> Traffic:
         CapturedRequest(
             key,
             line.segment,
-            line.captured_at or now,
+            _aware(line.captured_at) if line.captured_at else now,
             len(line.prompt_token_ids) + len(line.output_token_ids),
         )
         for key, line in lines.items()
@@ -154,6 +154,11 @@ def _checked(path: Path, number: int, line: _Line) -> _Line:
                 field=field,
             )
     return line
+
+
+def _aware(at: datetime) -> datetime:
+    """It decides the order alone: one without an offset is taken to be in UTC."""
+    return at if at.tzinfo else at.replace(tzinfo=UTC)
 
 
 def _key(line: _Line) -> str:
