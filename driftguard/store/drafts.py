@@ -118,6 +118,10 @@ def put_in_service(
         where=Draft.state != "in_service",
     )
     session.execute(statement)
+    if directory is not None:  # one that is from elsewhere may have been moved
+        served = update(Draft).where(*_is(server, target), Draft.version == version)
+        moved = served.where(Draft.retrain_run_id.is_(None), Draft.directory != directory)
+        session.execute(moved.values(directory=directory))
 
 
 def in_service_anew(session: Session, draft_id: int, at: datetime | None) -> None:
@@ -187,6 +191,12 @@ def forget_directory(session: Session, draft_id: int) -> None:
 def uses_of_directory(session: Session, directory: str) -> int:
     """How many drafts live in this directory: equal weights of two servers share one."""
     return session.scalar(select(func.count()).where(Draft.directory == directory)) or 0
+
+
+def is_of_run(session: Session, directory: str) -> bool:
+    """Whether a draft that was made here is in it."""
+    made = select(Draft.id).where(Draft.directory == directory, Draft.retrain_run_id.is_not(None))
+    return session.scalar(made.limit(1)) is not None
 
 
 def list_page(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import structlog
 from sqlalchemy.orm import Session
@@ -14,6 +15,7 @@ from driftguard.retraining.engines.order import Order, Reply
 from driftguard.retraining.engines.sglang_corpora import SglangCorpora
 from driftguard.retraining.engines.sglang_update import SglangUpdate
 from driftguard.retraining.engines.vllm_update import VllmUpdate
+from driftguard.retraining.training.draft_files import is_here
 from driftguard.settings import EngineSettings, RetrainingSettings
 from driftguard.store import drafts, retrain_runs, source_activity
 from driftguard.store.database import Database
@@ -109,11 +111,20 @@ class RestartedEngine:
         """The draft with its directory: where it was trained, or the configured directory.
 
         A symbolic link is resolved once, when the draft is first seen: a promotion may point it to another
-        draft.
+        draft. Later the settings count where that is gone, as after the models were moved.
         """
         known = drafts.find(session, stream.server, stream.target, stream.draft_version)
         directory = known.directory if known is not None else self._resolved()
+        if known is not None and known.retrain_run_id is None and directory is not None:
+            directory = self._moved(session, Path(directory)) or directory
         return EngineDraft(stream.draft, stream.draft_version, stream.method, directory)
+
+    def _moved(self, session: Session, before: Path) -> str | None:
+        """Where the draft is that was first served; None: where it was before, or not known."""
+        now = self._resolved()
+        if now is None or is_here(before) or not is_here(Path(now)):
+            return None
+        return None if drafts.is_of_run(session, now) else now
 
     def _resolved(self) -> str | None:
         configured = self._engine.draft_directory

@@ -163,6 +163,24 @@ def test_the_command_is_told_and_the_records_decide(
     assert len(restarts.calls()) == 1
 
 
+def test_a_first_draft_that_was_moved_is_where_the_settings_say(restarts: Restarts, tmp_path: Path) -> None:
+    """As to a larger disk: it is trained from, and rolled back to, where it is now."""
+    first, moved = tmp_path / "draft", tmp_path / "disk"
+    first.mkdir()
+    made = passed_the_gate(restarts.database, restarts.settings())
+    first.rename(moved)
+    command = [restarts.command, "now"]
+    settings = restarted_settings(tmp_path / "data", tmp_path / "target", moved, promote_command=command)
+    settle(restarts.database, settings, SERVER)
+    assert promote(restarts.database, settings, made.id, made.incident_id).state == "rolling_out"
+    serves(restarts.database, NEW)
+    assert restarts.settled(settings, made.id) == "watching"
+    restarts.change(made.id, "watch", verdict="worse")
+    assert restarts.settled(settings, made.id) == "rolling_back"
+    promoted, rolled_back = restarts.calls()
+    assert promoted["DRIFTGUARD_PREVIOUS_PATH"] == rolled_back["DRIFTGUARD_DRAFT_PATH"] == str(moved)
+
+
 @pytest.mark.parametrize(
     ("command", "seconds", "reason"),
     [
