@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -20,6 +21,7 @@ from datetime import datetime, timedelta
 MINIMUM_HELD_OUT = 10  # requests of the changed traffic; fewer cannot show a gain
 MAXIMUM_HELD_OUT = 400  # per group; more only costs the gate time
 MAXIMUM_TRAINING = 4_096  # newest requests of the changed traffic; 150 steps of 12 read fewer
+MAXIMUM_REPLAY = 4_096  # older requests; the training keeps all in memory, and reads a few hundred of them
 _HASH_RANGE = 2**64
 
 
@@ -114,8 +116,8 @@ def plan(
     aside = set(held_out)
     return Plan(
         train=[key for key in changed if key not in aside][:MAXIMUM_TRAINING],
-        replay=[key for key in groups if key not in aside and groups[key].startswith("older:")],
-        held_out=_newest_of_each_group(held_out, groups),
+        replay=_replayed([key for key in groups if key not in aside and not is_changed(groups[key])], groups),
+        held_out=_newest_of_each_group(held_out, groups, MAXIMUM_HELD_OUT),
         groups=groups,
     )
 
@@ -159,12 +161,25 @@ def _too_little(
     )
 
 
-def _newest_of_each_group(keys: Iterable[str], groups: Mapping[str, str]) -> list[str]:
-    taken: dict[str, int] = {}
+def _replayed(keys: Sequence[str], groups: Mapping[str, str]) -> list[str]:
+    """Of all at most MAXIMUM_REPLAY, of which each group has as many, or all of its own: a rare one would
+    be unlearned first."""
+    sizes = sorted(Counter(groups[key] for key in keys).values())
+    room, each = MAXIMUM_REPLAY, 0
+    for place, size in enumerate(sizes):
+        each = room // (len(sizes) - place)
+        if size > each:
+            break
+        room -= size
+    return _newest_of_each_group(keys, groups, each)
+
+
+def _newest_of_each_group(keys: Iterable[str], groups: Mapping[str, str], most: int) -> list[str]:
+    taken: Counter[str] = Counter()
     chosen = []
     for key in keys:
         group = groups[key]
-        taken[group] = taken.get(group, 0) + 1
-        if taken[group] <= MAXIMUM_HELD_OUT:
+        taken[group] += 1
+        if taken[group] <= most:
             chosen.append(key)
     return chosen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -79,6 +80,20 @@ def test_everything_else_is_replayed_and_nothing_is_on_both_sides() -> None:
     assert {found.groups[key] for key in replay} == {"older:german", "older:code"}
     assert {found.groups[key] for key in held_out} == {"changed:german", "older:german", "older:code"}
     assert len(held_out) / 600 == pytest.approx(0.2, abs=0.05)
+
+
+def test_of_much_older_traffic_no_more_is_replayed_than_fits_in_memory_and_rare_segments_in_full() -> None:
+    before = CHANGED_AT - timedelta(hours=2)
+    sizes = {"code": 4_000, "prose": 4_000, "sql": 2_000, "rare": 50}
+    older = [each for name, size in sizes.items() for each in captured(name, size, before)]
+    found = planned(captured("german", 300) + older)
+    replayed = Counter(found.groups[key] for key in found.replay)
+    rare = sum(key.startswith("rare-") for key in (*found.replay, *found.held_out))
+    assert rare == 50
+    assert replayed["older:code"] == replayed["older:prose"] == replayed["older:sql"] > 1_300
+    assert replayed.total() <= 4_096
+    newest = [key for key in found.groups if key.startswith("code-") and key not in set(found.held_out)]
+    assert [key for key in found.replay if key.startswith("code-")] == newest[: replayed["older:code"]]
 
 
 def test_the_split_of_a_request_never_changes() -> None:
