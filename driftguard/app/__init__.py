@@ -48,6 +48,7 @@ from driftguard.probes.target import targets_of
 from driftguard.retraining.promotion.watch_hook import watch_promoted
 from driftguard.retraining.run import retrain
 from driftguard.retraining.tasks import NAMESPACE, RetrainingJobs
+from driftguard.retraining.training.workspace import remove_outdated_corpora
 from driftguard.settings import Settings
 from driftguard.settings.secrets import secrets_of
 from driftguard.sources.otlp_push import PushedSources
@@ -297,6 +298,7 @@ class Sidecar:
         done = retention.maintain(self.database, datetime.now(UTC), self.settings.retention)
         if done.created or done.dropped:
             log.info("partitions maintained", created=len(done.created), dropped=len(done.dropped))
+        remove_outdated_corpora(self.database, self.settings)
 
 
 def _seconds_since_boot() -> float:

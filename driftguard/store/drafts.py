@@ -19,6 +19,8 @@ DraftState = Literal["candidate", "rejected", "in_service", "retired", "rolled_b
 
 CORPORA: Final = ("suffix", "ngram", "hybrid")  # methods whose drafts, or a part of them, hold captured text
 
+_HAS_FILES: Final = Draft.directory.is_not(None), Draft.retrain_run_id.is_not(None)  # that were made here
+
 
 class Cursor(NamedTuple):
     """The last draft of the page before: newest first, by (created_at, id)."""
@@ -166,22 +168,35 @@ def of_runs(session: Session, run_ids: Sequence[UUID]) -> Sequence[Draft]:
     return session.scalars(select(Draft).where(Draft.retrain_run_id.in_(run_ids))).all()
 
 
-def removable(session: Session, server: str, target: str, keep: int, oldest_corpus: datetime) -> list[Draft]:
+def places_of_corpora(session: Session, made_before: datetime) -> list[tuple[str, str]]:
+    """(server, target) of the corpora made here, before that time, whose files are not removed yet."""
+    query = select(Draft.server, Draft.target).distinct().order_by(Draft.server, Draft.target)
+    rows = session.execute(
+        query.where(*_HAS_FILES, Draft.method.in_(CORPORA), Draft.created_at < made_before)
+    )
+    return [(server, target) for server, target in rows]
+
+
+def removable(
+    session: Session, server: str, target: str, keep: int, oldest_corpus: datetime, *, is_served: bool = True
+) -> list[Draft]:
     """Drafts made here whose directories may go: all but the newest `keep`, and corpora made before
-    `oldest_corpus`; never the one in service, nor its parent, to which a rollback returns."""
+    `oldest_corpus`; never the one in service, nor its parent, to which a rollback returns. `is_served`:
+    whether the target is: else nothing drafts from the corpus that was in service for it."""
     serving = in_service(session, server, target)
     needed = {serving.version, serving.parent_version} if serving else set()
-    trained = session.scalars(
+    made = session.scalars(
         select(Draft)
-        .where(*_is(server, target), Draft.directory.is_not(None), Draft.retrain_run_id.is_not(None))
+        .where(*_is(server, target), *_HAS_FILES)
         .order_by(Draft.created_at.desc(), Draft.id.desc())
     ).all()
-    return [
-        draft
-        for place, draft in enumerate(trained)
-        if draft.version not in needed
-        and (place >= keep or (draft.method in CORPORA and draft.created_at < oldest_corpus))
-    ]
+
+    def may_go(place: int, draft: Draft) -> bool:
+        if draft.method in CORPORA and draft.created_at < oldest_corpus:
+            return draft.version not in needed or not is_served
+        return draft.version not in needed and place >= keep
+
+    return [draft for place, draft in enumerate(made) if may_go(place, draft)]
 
 
 def forget_directory(session: Session, draft_id: int) -> None:

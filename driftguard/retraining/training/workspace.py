@@ -19,11 +19,14 @@ from pathlib import Path
 from uuid import UUID
 
 import structlog
+from sqlalchemy.orm import Session
 
 from driftguard.retraining.training import checksums
+from driftguard.retraining.training.draft_files import is_here
 from driftguard.settings import Settings
-from driftguard.store import drafts, retrain_runs
+from driftguard.store import drafts, retrain_runs, source_activity
 from driftguard.store.database import Database
+from driftguard.store.tables import Draft
 
 log = structlog.get_logger(__name__)
 
@@ -126,23 +129,53 @@ def remove_leftovers(database: Database, data_directory: Path) -> None:
         remove(Workspace(found[run_id]))
 
 
+def remove_outdated_corpora(database: Database, settings: Settings) -> None:
+    """As `remove_old_drafts`, wherever there are any: nothing may be retrained or settled there for months.
+    What is being retrained does it at its end."""
+    oldest = datetime.now(UTC) - timedelta(days=settings.retention.captures_days)
+    with database.session() as session:
+        places = drafts.places_of_corpora(session, oldest)
+    for server, target in places:
+        with database.session() as session:
+            if not _outdated(session, settings, server, target):
+                continue
+        with retrain_runs.try_lock(database, server, target) as lock:
+            if lock is not None:
+                remove_old_drafts(database, settings, server, target)
+
+
 def remove_old_drafts(database: Database, settings: Settings, server: str, target: str) -> None:
     """Removes all but the newest drafts made here, and corpora that are older than captured requests may be,
     because they are made of these; never the one in service, nor its parent, nor what a run under way has
-    made: a server may be about to start with it."""
-    keep = settings.retraining.keep_candidates
-    oldest = datetime.now(UTC) - timedelta(days=settings.retention.captures_days)
+    made: a server may be about to start with it. Of a target that another one took the place of for as long,
+    no corpus is in service."""
     with database.session() as session:
-        under_way = {run.candidate_version for run in retrain_runs.unended(session) if run.server == server}
-        for draft in drafts.removable(session, server, target, keep, oldest):
-            directory = Path(draft.directory or "")
-            if draft.version in under_way or directory.parent != _drafts(settings.data_directory):
-                continue
+        for draft, directory in _outdated(session, settings, server, target):
             is_last = drafts.uses_of_directory(session, str(directory)) == 1
             if is_last and not _is_removed(directory):
                 log.error("files of a draft cannot be removed", directory=str(directory))
                 continue
             drafts.forget_directory(session, draft.id)
+
+
+def _outdated(session: Session, settings: Settings, server: str, target: str) -> list[tuple[Draft, Path]]:
+    """With their directories, among those of this machine: another one's are removed there."""
+    home = _drafts(settings.data_directory)
+    if not is_here(home):
+        return []
+    longest = timedelta(days=settings.retention.captures_days)
+    silence = source_activity.silence(session, server, target)
+    under_way = {run.candidate_version for run in retrain_runs.unended(session) if run.server == server}
+    found = drafts.removable(
+        session,
+        server,
+        target,
+        settings.retraining.keep_candidates,
+        datetime.now(UTC) - longest,
+        is_served=silence is None or silence < longest,
+    )
+    paths = [(draft, Path(draft.directory or "")) for draft in found if draft.version not in under_way]
+    return [(draft, path) for draft, path in paths if path.parent == home]
 
 
 def _is_removed(directory: Path) -> bool:

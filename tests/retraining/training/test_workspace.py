@@ -5,15 +5,51 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
-from sqlalchemy import update
+from sqlalchemy import select, update
 
+from driftguard.app import Sidecar
 from driftguard.retraining.training.workspace import draft_directory, remove_old_drafts
+from driftguard.settings import Settings
+from driftguard.store import drafts
 from driftguard.store.database import Database
-from driftguard.store.tables import Draft
-from tests.retraining.world import drift, make_settings, trained
+from driftguard.store.tables import Draft, Stream
+from tests.retraining.world import NEW, drift, make_settings, record, store, trained
 
 NOW = datetime.now(UTC)
+LONG_AGO = NOW - timedelta(days=8)
+
+
+def made(database: Database, home: Path, *versions: str, method: str = "draft_model") -> None:
+    """Each from the one before, long ago."""
+    parents = ("v1", *versions)
+    incident_id = drift(database, "v1", NOW)
+    for parent, version in zip(parents, versions, strict=False):
+        directory = home / version
+        directory.mkdir(parents=True)
+        trained(database, incident_id, parent, version, str(directory), "promoted")
+    with database.session() as session:
+        session.execute(update(Draft).values(method=method, created_at=LONG_AGO))
+
+
+def serves(database: Database, version: str, directory: Path) -> None:
+    with database.session() as session:
+        drafts.put_in_service(
+            session,
+            server="engine-1",
+            target="target",
+            version=version,
+            name=version,
+            method="suffix",
+            directory=str(directory),
+            at=NOW,
+        )
+
+
+def directories(database: Database) -> dict[str, str | None]:
+    with database.session() as session:
+        return {draft.version: draft.directory for draft in session.scalars(select(Draft))}
 
 
 @pytest.mark.parametrize(
@@ -36,3 +72,43 @@ def test_a_draft_on_its_way_into_service_keeps_its_files(
     remove_old_drafts(database, settings, "engine-1", "target")
     assert draft_directory(tmp_path, "v2").exists() == is_kept
     assert draft_directory(tmp_path, "v3").exists()
+
+
+def test_a_corpus_goes_when_captures_do_although_nothing_is_retrained_any_more(
+    database: Database, tmp_path: Path
+) -> None:
+    """It holds captured text. The one in service, and the one before it, stay."""
+    home = tmp_path / "drafts"
+    made(database, home, "v2", "v3", "v4", method="suffix")
+    serves(database, "v4", home / "v4")
+    Sidecar(Settings(data_dir=tmp_path), database, "http://sidecar")._maintain()
+    assert sorted(path.name for path in home.iterdir()) == ["v3", "v4"]
+    assert directories(database)["v2"] is None
+
+
+@pytest.mark.parametrize(("silent_days", "is_kept"), [(6, True), (8, False)])
+def test_a_corpus_of_a_target_that_was_replaced_long_ago_is_in_service_no_more(
+    database: Database, tmp_path: Path, silent_days: int, is_kept: bool
+) -> None:
+    home = tmp_path / "drafts"
+    made(database, home, "v2", method="suffix")
+    serves(database, "v2", home / "v2")
+    store(database, [msgspec.structs.replace(record("v9", NEW, 0.7, NOW), target="another")])
+    with database.session() as session:
+        heard_at = datetime.now(UTC) - timedelta(days=silent_days)
+        of_target = update(Stream).where(Stream.target == "target")
+        session.execute(of_target.values(traffic_arrived_at=heard_at))
+    Sidecar(Settings(data_dir=tmp_path), database, "http://sidecar")._maintain()
+    assert (home / "v2").exists() == is_kept
+
+
+def test_a_machine_without_the_drafts_leaves_them_to_the_one_that_has_them(
+    database: Database, tmp_path: Path
+) -> None:
+    """As a sidecar, where the nightly job makes them on a volume that it does not mount."""
+    home = tmp_path / "drafts"
+    made(database, home, "v2", "v3")
+    home.rename(tmp_path / "elsewhere")
+    settings = make_settings(tmp_path, "http://127.0.0.1:9", keep_candidates=1)
+    remove_old_drafts(database, settings, "engine-1", "target")
+    assert directories(database)["v2"] == str(home / "v2")
