@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Final, Literal, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, func, select, update
+from sqlalchemy import ColumnElement, and_, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -203,9 +203,10 @@ def forget_directory(session: Session, draft_id: int) -> None:
     session.execute(update(Draft).where(Draft.id == draft_id).values(directory=None))
 
 
-def uses_of_directory(session: Session, directory: str) -> int:
-    """How many drafts live in this directory: equal weights of two servers share one."""
-    return session.scalar(select(func.count()).where(Draft.directory == directory)) or 0
+def uses_of_files(session: Session, draft: Draft) -> int:
+    """How many drafts live in its directory, by whatever path: equal weights of two servers share one."""
+    is_same = (Draft.directory == draft.directory) | (and_(*_HAS_FILES) & (Draft.version == draft.version))
+    return session.scalar(select(func.count()).where(is_same)) or 0
 
 
 def is_of_run(session: Session, directory: str) -> bool:

@@ -11,6 +11,7 @@ data_dir/drafts/<run id>/       the candidate of a run until its version is know
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from dataclasses import dataclass
@@ -151,7 +152,7 @@ def remove_old_drafts(database: Database, settings: Settings, server: str, targe
     no corpus is in service."""
     with database.session() as session:
         for draft, directory in _outdated(session, settings, server, target):
-            is_last = drafts.uses_of_directory(session, str(directory)) == 1
+            is_last = drafts.uses_of_files(session, draft) == 1
             if is_last and not _is_removed(directory):
                 log.error("files of a draft cannot be removed", directory=str(directory))
                 continue
@@ -175,7 +176,12 @@ def _outdated(session: Session, settings: Settings, server: str, target: str) ->
         is_served=silence is None or silence < longest,
     )
     paths = [(draft, Path(draft.directory or "")) for draft in found if draft.version not in under_way]
-    return [(draft, path) for draft, path in paths if path.parent == home]
+    return [(draft, path) for draft, path in paths if _is_in(path, home)]
+
+
+def _is_in(directory: Path, home: Path) -> bool:
+    """Also by a path that has become a symbolic link since, as where `data_dir` was moved."""
+    return directory.parent == home or os.path.realpath(directory.parent) == os.path.realpath(home)
 
 
 def _is_removed(directory: Path) -> bool:

@@ -112,3 +112,32 @@ def test_a_machine_without_the_drafts_leaves_them_to_the_one_that_has_them(
     settings = make_settings(tmp_path, "http://127.0.0.1:9", keep_candidates=1)
     remove_old_drafts(database, settings, "engine-1", "target")
     assert directories(database)["v2"] == str(home / "v2")
+
+
+def test_old_drafts_are_removed_after_their_directory_was_moved_and_linked(
+    database: Database, tmp_path: Path
+) -> None:
+    """As to a larger disk. One that another server has by its new path stays."""
+    before, now = tmp_path / "before", tmp_path / "now"
+    made(database, before / "drafts", "v2", "v3", "v4")
+    before.rename(now)
+    before.symlink_to(now)
+    with database.session() as session:
+        equal = select(Draft).where(Draft.version == "v3")
+        shared = session.scalars(equal).one()
+        directory = str(now / "drafts" / "v3")
+        assert shared.retrain_run_id is not None
+        drafts.add_candidate(
+            session,
+            server="engine-2",
+            target="target",
+            version="v3",
+            method="draft_model",
+            directory=directory,
+            parent_version="v1",
+            run_id=shared.retrain_run_id,
+            at=NOW,
+        )
+    settings = make_settings(before, "http://127.0.0.1:9", keep_candidates=1)
+    remove_old_drafts(database, settings, "engine-1", "target")
+    assert sorted(path.name for path in (now / "drafts").iterdir()) == ["v3", "v4"]
