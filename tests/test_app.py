@@ -50,17 +50,19 @@ def test_workers_that_wait_for_the_database_say_so_in_one_line(
 ) -> None:
     sidecar = Sidecar(Settings(data_dir=tmp_path), database, "http://sidecar")
 
-    async def cut_off(sidecar: Sidecar) -> None:
-        sidecar._stopping.set()
+    async def cut_off(sidecar: Sidecar, name: str, _: list[str]) -> None:
+        if name == "settling":  # the second of them
+            sidecar._stopping.set()
         raise procrastinate.exceptions.ConnectorException from psycopg.OperationalError("nobody answers")
 
-    monkeypatch.setattr(Sidecar, "_run_workers", cut_off)
+    monkeypatch.setattr(Sidecar, "_run_worker", cut_off)
     monkeypatch.setattr("driftguard.app.WORKER_PAUSE_SECONDS", 0.0)
     with capture_logs() as logs:
         asyncio.run(sidecar.work())
-    (line,) = logs
-    assert (line["event"], line["error"]) == ("the job workers wait for the database", "nobody answers")
-    assert "exc_info" not in line
+    assert [line["worker"] for line in logs] == ["retraining", "settling"]
+    for line in logs:
+        assert (line["event"], line["error"]) == ("the job workers wait for the database", "nobody answers")
+        assert "exc_info" not in line
     failures = sidecar.metrics.registry.get_sample_value("driftguard_loop_failures_total", {"loop": "jobs"})
     assert failures == 0
 

@@ -197,34 +197,50 @@ class Sidecar:
         self._deferring.close()
 
     async def work(self) -> None:
-        """Runs the jobs until cancelled, and restarts them after any failure of the database.
+        """Runs the jobs until cancelled. Each worker by itself: one that ends waits for the job at hand, as a
+        training of hours, and a rollback must not wait with it."""
+        workers = [
+            asyncio.create_task(self._keep_working(name, queues))
+            for name, queues in self._retraining.queues.items()
+        ]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                if not worker.cancelling():  # a second time would cut off the job at hand
+                    worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
 
-        A worker that cannot reach the database raises its error even if it was cancelled.
+    async def _keep_working(self, name: str, queues: list[str]) -> None:
+        """Restarts a worker after any failure of the database.
+
+        One that cannot reach the database raises its error even if it was cancelled.
         """
         while not self._stopping.is_set():
             try:
-                await self._run_workers()
+                await self._run_worker(name, queues)
             except Exception as error:
                 cause = error.__cause__ if isinstance(error, ConnectorException) else error
                 if isinstance(cause, Exception) and is_database_failure(cause):
-                    log.warning("the job workers wait for the database", error=str(cause))
+                    log.warning("the job workers wait for the database", worker=name, error=str(cause))
                 else:
                     self.metrics.loops.failures.labels("jobs").inc()
-                    log.exception("the job workers failed and start again", seconds=WORKER_PAUSE_SECONDS)
+                    log.exception(
+                        "the job workers failed and start again", worker=name, seconds=WORKER_PAUSE_SECONDS
+                    )
             await asyncio.sleep(WORKER_PAUSE_SECONDS)
 
-    async def _run_workers(self) -> None:
+    async def _run_worker(self, name: str, queues: list[str]) -> None:
+        """One job at a time."""
         app = self._job_app(job_queue.worker_connector(self.database))
         async with app.open_async():
-            queues = self._retraining.queues.items()
-            workers = [asyncio.create_task(_work_on(app, name, found)) for name, found in queues]
-            try:
-                await asyncio.gather(*workers)
-            finally:
-                for worker in workers:
-                    if not worker.cancelling():  # a second time would cut off the job at hand
-                        worker.cancel()
-                await asyncio.gather(*workers, return_exceptions=True)
+            await app.run_worker_async(
+                queues=queues,
+                name=name,
+                concurrency=1,
+                install_signal_handlers=False,
+                delete_jobs="successful",
+            )
 
     def stop_soon(self) -> None:
         """Ends a running training process. Senders that wait for a commit are answered within 5 seconds, even
@@ -305,17 +321,6 @@ def _seconds_since_boot() -> float:
     """Also those for which the machine was suspended, where that can be told; a clock that is set does not
     count."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if sys.platform == "linux" else time.monotonic()
-
-
-async def _work_on(app: procrastinate.App, name: str, queues: list[str]) -> None:
-    """One job at a time."""
-    await app.run_worker_async(
-        queues=queues,
-        name=name,
-        concurrency=1,
-        install_signal_handlers=False,
-        delete_jobs="successful",
-    )
 
 
 def create_app(sidecar: Sidecar) -> FastAPI:

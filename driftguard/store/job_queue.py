@@ -22,7 +22,7 @@ from driftguard.store.database import (
     is_database_failure,
 )
 
-_POOL_CONNECTIONS = 7  # two workers with one job at a time: fetching, listening, heartbeat; one to spare
+_POOL_CONNECTIONS = 4  # a worker with one job at a time: fetching, listening, heartbeat; one to spare
 _POOL_SECONDS = 4.0  # for a connection out of the pool: a worker that is stopped asks for two in turn
 
 

@@ -16,6 +16,7 @@ from uuid import UUID, uuid4
 
 import msgspec
 import procrastinate
+import psycopg
 import pytest
 from sqlalchemy import event, text, update
 from structlog.testing import capture_logs
@@ -44,6 +45,7 @@ from tests.retraining.world import BEFORE, MOVED, OLD, incident_of, make_setting
 __all__ = ["promoted"]
 
 AWAY = "http://127.0.0.1:9"
+OUTAGE_SECONDS = 12.0  # longer than two looks of a worker are apart, and than it waits for a connection
 
 
 @pytest.fixture
@@ -392,10 +394,24 @@ def test_a_draft_that_its_engine_lost_is_put_back_at_the_next_look_after_its_fir
     assert in_service(drifted) == CANDIDATE
 
 
+@contextmanager
+def out_of_reach(server_url: str, database: Database) -> Iterator[None]:
+    name = database.url.database
+    with psycopg.connect(server_url, autocommit=True) as connection:
+        connection.execute(f"ALTER DATABASE {name} WITH ALLOW_CONNECTIONS false")
+        ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s"
+        connection.execute(ended, [name])
+        try:
+            yield
+        finally:
+            connection.execute(f"ALTER DATABASE {name} WITH ALLOW_CONNECTIONS true")
+
+
+@pytest.mark.parametrize("is_cut_off", [False, True])
 def test_a_rollback_waits_for_no_training_of_another_server(
-    drifted: Drifted, monkeypatch: pytest.MonkeyPatch
+    drifted: Drifted, postgres_server: str, monkeypatch: pytest.MonkeyPatch, is_cut_off: bool
 ) -> None:
-    """By the sidecar's own workers."""
+    """By the sidecar's own workers; also where the database was away during the training."""
     other = EngineSettings(server="engine-2", admin_url=AWAY)
     settings = drifted.settings.model_copy(update={"engines": [*drifted.settings.engines, other]})
     sidecar = Sidecar(settings, drifted.database, "http://sidecar")
@@ -404,7 +420,7 @@ def test_a_rollback_waits_for_no_training_of_another_server(
     def train(*_: object, server: str, **__: object) -> RetrainOutcome:
         if server == "engine-2":  # that of the incident may begin once this one has ended
             training.set()
-            meanwhile.append(settled.wait(30.0))
+            meanwhile.append(settled.wait(60.0))
         return RetrainOutcome("failed", "no training")
 
     monkeypatch.setattr("driftguard.retraining.tasks.retrain", train)
@@ -413,6 +429,9 @@ def test_a_rollback_waits_for_no_training_of_another_server(
     async def run() -> None:
         workers = asyncio.create_task(sidecar.work())
         assert await asyncio.to_thread(training.wait, 60.0)
+        if is_cut_off:
+            with out_of_reach(postgres_server, drifted.database):
+                await asyncio.sleep(OUTAGE_SECONDS)
         with drifted.database.session() as session:
             retrain_runs.begin(session, unended_run(drifted, "promoting"))
         await asyncio.to_thread(sidecar._retraining.defer_due, sidecar._deferring)
