@@ -52,6 +52,10 @@ from driftguard.store.retrain_runs import RunLock
 
 AWAY_SECONDS: Final = 600.0  # for which an engine may be away when its new draft is ready
 _LOOK_SECONDS: Final = 1.0
+LOCK_LOOK_SECONDS: Final = 5.0
+_LOCK_LOST: Final = (
+    "the training was ended, because the lock of this retraining was lost with its connection to the database"
+)
 _LOOK_BACK = timedelta(days=7)  # records from which the sampling temperature is read
 log = structlog.get_logger(__name__)
 
@@ -63,6 +67,9 @@ def attempt(
 
     Raises DatabaseUnavailable where the outcome cannot be stored.
     """
+    watched = _WatchedLock(lock)
+    asked_to_stop = job.should_stop
+    job = replace(job, should_stop=lambda: asked_to_stop() or watched.is_lost())
     run_id = begin(job, call.incident_id, len(planned.train))
     files = workspace.of_run(job.settings.data_directory, run_id)
     try:
@@ -85,6 +92,8 @@ def attempt(
     except _RolledBackBefore as error:
         return end(job, run_id, call.incident_id, "rejected", error.detail)
     except TrainingStopped as error:
+        if watched.is_lost():
+            return end(job, run_id, call.incident_id, "failed", _LOCK_LOST)
         return end(job, run_id, call.incident_id, "failed", error.detail, was_stopped=True)
     except (DriftGuardError, SQLAlchemyError, OSError) as error:
         told = _first_line(error)
@@ -96,6 +105,22 @@ def attempt(
     if isinstance(job.engine, EngineAdmin):
         return _activate(job, job.engine, run_id, call, version, decision, numbers)
     return restart.promote(job, job.engine, run_id, call.incident_id, version)
+
+
+class _WatchedLock:
+    """The lock of a training of hours, looked at now and then: what is trained without it cannot be
+    promoted."""
+
+    def __init__(self, lock: RunLock) -> None:
+        self._lock = lock
+        self._is_lost = False
+        self._looked_at = time.monotonic()
+
+    def is_lost(self) -> bool:
+        if not self._is_lost and time.monotonic() - self._looked_at >= LOCK_LOOK_SECONDS:
+            self._is_lost = self._lock.is_lost()
+            self._looked_at = time.monotonic()
+        return self._is_lost
 
 
 class _RolledBackBefore(DriftGuardError):

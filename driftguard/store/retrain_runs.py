@@ -97,6 +97,16 @@ class RunLock:
         if not held:
             raise DatabaseUnavailable("the lock of this retraining is gone: the connection was replaced")
 
+    def is_lost(self) -> bool:
+        """Whether its connection is gone, so that another process may have it. Not where the database only
+        takes too long to answer."""
+        if self._connection.invalidated:
+            return True
+        try:
+            return not self._connection.scalar(_HELD, {"key": self._key})
+        except DBAPIError:
+            return self._connection.invalidated
+
 
 _TRY_LOCK = text("SELECT pg_try_advisory_lock(hashtextextended(:key, 0))")
 _UNLOCK = text("SELECT pg_advisory_unlock(hashtextextended(:key, 0))")

@@ -8,7 +8,8 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -30,7 +31,7 @@ from driftguard.retraining.run import retrain
 from driftguard.retraining.training import checksums, process
 from driftguard.retraining.training.gate import decide
 from driftguard.retraining.training.plan import is_held_out
-from driftguard.retraining.training.process import TrainingFailed
+from driftguard.retraining.training.process import TrainingFailed, TrainingStopped
 from driftguard.retraining.training.workspace import Workspace
 from driftguard.settings import Settings
 from driftguard.store import drafts, retrain_runs
@@ -272,6 +273,34 @@ def is_running(drifted: Drifted) -> bool:
         return retrain_runs.is_running(session, "engine-1", "target")
 
 
+END_HOLDERS = """
+    SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND database
+    = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+
+
+def test_a_training_that_lost_its_lock_ends_at_once(
+    drifted: Drifted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database was started again: what is trained on cannot be promoted, and another one may begin."""
+    monkeypatch.setattr(attempt, "LOCK_LOOK_SECONDS", 0.1)
+
+    def train(_: Sequence[str], __: Path, should_stop: Callable[[], bool]) -> Iterator[dict[str, Any]]:
+        time.sleep(0.2)
+        assert not should_stop()  # it has looked
+        with drifted.database.session() as session:
+            session.execute(text(END_HOLDERS))
+        wait_until(should_stop, "the training is asked to end")
+        yield from ()
+        raise TrainingStopped("stopped on request")
+
+    monkeypatch.setattr(process, "_run", train)
+    outcome = retrain(drifted.database, drifted.settings)
+    assert outcome.state == "failed"
+    assert outcome.reason.endswith("the lock of this retraining was lost with its connection to the database")
+    assert run_of(drifted, outcome).reason == outcome.reason
+
+
 @pytest.mark.usefixtures("training_here")
 def test_a_run_that_lost_its_lock_while_the_engine_loads_activates_nothing(
     drifted: Drifted, engine: EngineStub
@@ -283,12 +312,7 @@ def test_a_run_that_lost_its_lock_while_the_engine_loads_activates_nothing(
         running = pool.submit(retrain, drifted.database, drifted.settings)
         assert engine.held.wait(60)
         with drifted.database.session() as session:
-            session.execute(
-                text(
-                    "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND database "
-                    "= (SELECT oid FROM pg_database WHERE datname = current_database())"
-                )
-            )
+            session.execute(text(END_HOLDERS))
         wait_until(lambda: not is_running(drifted), "the lock is free")
         settle(drifted.database, drifted.settings, "engine-1")
         engine.release.set()
