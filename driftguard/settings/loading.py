@@ -109,15 +109,16 @@ def _readable(error: Any) -> str:
         return ": ".join(part for part in (key, str(error["ctx"]["error"])) if part)
     if error["type"] == "string_pattern_mismatch" and error["ctx"]["pattern"] == URL_PATTERN:
         return f"{key}: does not begin with http:// or https:// and a host{_given_url(key, error['input'])}"
+    if error["type"] == "list_type" and isinstance(error["input"], dict):
+        return f"{key}: is one table, not a list of them; TOML writes each of a list as [[{key}]]"
     told = error["msg"].partition(", unable to")[0]
     return f"{key}: {told[:1].lower()}{told[1:]}{_given(key, error['input'])}"
 
 
 def _given(key: str, value: object) -> str:
-    """The value that was given, unless it may be a secret."""
-    if key.endswith("key") or (isinstance(value, str) and "://" in value):
-        return ""
-    return f", not {value!r}"
+    """The value that was given, unless it may be a secret, or hold one."""
+    is_named = key.endswith(("key", "command")) or (isinstance(value, str) and "://" in value)
+    return "" if is_named or not isinstance(value, str | int | float) else f", not {value!r}"
 
 
 def _given_url(key: str, value: str) -> str:

@@ -114,9 +114,15 @@ def test_command_line_then_environment_then_file(tmp_path: Path, monkeypatch: py
         ),
         ("[retraining]\npromote_webhook = 'b'", "retraining.promote_webhook: does not begin with"),
         (
-            "[retraining]\npromote_command = 'kubectl'",
+            "[retraining]\npromote_command = 'restart --token hunter2'",
             "retraining.promote_command: input should be a valid list",
         ),
+        (
+            "[engines]\nserver = 'a'\nadmin_url = 'http://a'\napi_key = 'hunter2'",
+            "engines: is one table, not a list of them; TOML writes each of a list as [[engines]]",
+        ),
+        ("proxy = [{upstream_api_key = 'hunter2'}]", "proxy: input should be a valid dictionary"),
+        ("database_url = ['host=db password=hunter2']", "database_url: input should be a valid string"),
         ("[retraining]\npromote_webhook_key = 'hunter2'", "but promote_webhook is not"),
         (RESTARTED, "engines: chat has no admin_url, so retraining.promote_command or"),
         (
@@ -264,6 +270,7 @@ def test_every_setting_says_what_it_means() -> None:
         ("DRIFTGUARD_SOURCES", '[{"url": "http://a b:hunter2@host", "api_key": ["hunter2"]}]'),
         ("DRIFTGUARD_SOURCES", '[{"url": "http://host", "api_key": "hunter2\\r\\nX: y"}]'),
         ("DRIFTGUARD_PROXY__UPSTREAM_API_KEY", "hunter2\u00fc"),
+        ("DRIFTGUARD_SOURCES", '{"url": "http://host", "api_key": "hunter2"}'),
     ],
 )
 def test_a_secret_that_is_refused_is_not_told(
