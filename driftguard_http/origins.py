@@ -17,6 +17,7 @@ SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
 _FORWARDING: Final = frozenset(  # RFC 7239, RFC 9110 section 7.6.3, and what came before them
     {b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-real-ip"}
 )
+_USUAL_PORTS: Final = {"http": 80, "https": 443}
 _SAME_SITE: Final = frozenset({b"same-origin", b"none"})  # none: typed in, or a bookmark
 
 
@@ -81,11 +82,13 @@ class Origins:
         return f"a page of another site may not write here (Origin: {origin.decode('latin-1')})"
 
     def _is_own(self, origin: str, host: bytes | None) -> bool:
-        if self.external is not None and origin == _origin_of(self.external):
+        if (given := _origin_of(origin)) is None:
+            return False
+        if self.external is not None and given == _origin_of(self.external):
             return True
         # The scheme is not compared: TLS may end at a proxy in front.
-        _, found, place = origin.partition("://")
-        return bool(found) and host is not None and place.lower() == host.decode("latin-1").lower()
+        scheme = origin.partition("://")[0]
+        return host is not None and given == _origin_of(f"{scheme}://{host.decode('latin-1')}")
 
 
 def _name_of(host: bytes) -> str:
@@ -101,6 +104,12 @@ def _name_in(url: str) -> str:
     return (urlsplit(url).hostname or "").lower()
 
 
-def _origin_of(url: str) -> str:
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc}"
+def _origin_of(url: str) -> tuple[str, str, int | None] | None:
+    """Scheme, host in small letters, and port, which browsers leave out where it is the usual one; None where
+    there is no host."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or _USUAL_PORTS.get(parts.scheme)
+    except ValueError:
+        return None
+    return (parts.scheme, parts.hostname, port) if parts.hostname else None

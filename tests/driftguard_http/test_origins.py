@@ -72,6 +72,31 @@ def test_its_own_pages_and_programs_may_write(site: bytes | None, origin: bytes 
 
 
 @pytest.mark.parametrize(
+    ("external", "origin", "host"),
+    [
+        ("https://DriftGuard.Example.com/x", b"https://driftguard.example.com", b"127.0.0.1:8200"),
+        ("http://dg.corp:80", b"http://dg.corp", b"127.0.0.1:8200"),
+        ("https://dg.corp", b"https://dg.corp:443", b"127.0.0.1:8200"),
+        (None, b"http://dg.corp", b"dg.corp:80"),  # as nginx passes $host:$server_port on
+        (None, b"https://dg.corp", b"DG.corp:443"),
+        (None, b"http://[::1]:8200", b"[::1]:8200"),
+    ],
+)
+def test_an_origin_is_the_same_however_its_host_and_port_are_written(
+    external: str | None, origin: bytes, host: bytes
+) -> None:
+    """Over plain HTTP browsers send no Sec-Fetch-Site: the buttons of the pages were refused."""
+    assert Origins("0.0.0.0", external=external).write_problem(None, origin, host) is None
+    assert Origins("0.0.0.0", external=external).write_problem(None, b"http://evil.example", host) is not None
+
+
+@pytest.mark.parametrize("host", [b"dg.corp:8200", b"dg.corp:443", b"", b":80", b"dg.corp:port"])
+def test_another_port_or_no_host_is_another_origin(host: bytes) -> None:
+    assert Origins("0.0.0.0").write_problem(None, b"http://dg.corp", host) is not None
+    assert Origins("0.0.0.0").write_problem(None, b"http://", host) is not None
+
+
+@pytest.mark.parametrize(
     ("site", "origin"),
     [
         (b"cross-site", None),
