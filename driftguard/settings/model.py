@@ -635,7 +635,7 @@ class Settings(_NoSwitchForANumber, BaseSettings):
         named = (
             cluster
             for cluster, patterns in self.clusters.items()
-            if any(fnmatchcase(server, pattern) for pattern in patterns)
+            if any(server == pattern or fnmatchcase(server, pattern) for pattern in patterns)
         )
         return next(named, None)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from driftguard.errors import BadSettings
-from driftguard.settings import ORDER_VARIABLES
+from driftguard.settings import ORDER_VARIABLES, Settings
 from driftguard.settings.loading import CONFIG_VARIABLE, describe_settings, load_settings
 
 RESTARTED = """
@@ -194,6 +194,13 @@ def test_a_file_that_can_be_read_only_once_is_read() -> None:
         with os.fdopen(writer, "w") as file:
             file.write("port = 8311\n")
         assert load_settings(Path(f"/dev/fd/{reader}")).port == 8311
+
+
+def test_a_cluster_may_name_a_server_by_its_ipv6_address() -> None:
+    """In a pattern brackets hold characters to choose from."""
+    name = "[2001:db8::1]:8000"
+    settings = Settings(clusters={"us": ["chat-*"], "eu": [name]})
+    assert [settings.cluster_of(server) for server in (name, "chat-1", "1")] == ["eu", "us", None]
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
