@@ -74,8 +74,9 @@ def print_stream(stream: dict[str, Any]) -> None:
 
 
 def _console() -> Console:
-    """Where standard output is no terminal, no line is wrapped."""
-    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    """Where standard output is no terminal, no line is wrapped. Part of a name, as :a: of an IPv6 address, is
+    no picture."""
+    return Console(highlight=False, emoji=False, soft_wrap=not sys.stdout.isatty())
 
 
 def _numbers(stream: dict[str, Any]) -> str:

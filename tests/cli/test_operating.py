@@ -158,6 +158,13 @@ def test_names_are_shown_as_they_are(
     stream = sidecar[0].get("/api/v1/streams/1").json()
     print_stream({**stream, "method": "[/tree]", "server": "[chat]"})
     assert capsys.readouterr().out.startswith(f"[chat] {stream['target']}, [/tree] ")
+    server, text = "[2001:db8:a:100::5]:8000", "Degraded: acceptance in support:key:de fell."
+    segments = [{**stream["segments"][0], "segment": "support:key:de"}]
+    print_stream({**stream, "server": server, "text": text, "segments": segments})
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"{server} ")
+    assert f"  {text}\n" in shown
+    assert "  support:key:de: " in shown
 
 
 STEERS = "\x1b[31m\x9b2J\x07\nchat\u202e"
