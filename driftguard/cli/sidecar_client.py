@@ -15,7 +15,8 @@ from driftguard.cli.plain import plain, plain_object
 from driftguard.errors import BadInput, DriftGuardError
 from driftguard.records import UNREADABLE_JSON
 
-TIMEOUT_SECONDS = 10.0
+CONNECT_SECONDS = 10.0
+ANSWER_SECONDS = 45.0  # longer than the sidecar waits for its database, after which it says so
 ROLLBACK_SECONDS = 700.0  # it waits for the engine, or for what restarts it
 _KEY_NEEDED = "; set DRIFTGUARD_API_KEY to a key, which `driftguard keys create NAME` makes"
 
@@ -43,7 +44,7 @@ def call(
     body: Mapping[str, Any] | None = None,
     *,
     query: Mapping[str, Any] | None = None,
-    seconds: float = TIMEOUT_SECONDS,
+    seconds: float = ANSWER_SECONDS,
 ) -> Answer:
     """The sidecar's answer; the key is DRIFTGUARD_API_KEY, where that is set. Values of `query` that are None
     are left out.
@@ -58,7 +59,7 @@ def call(
 
 def export(base_url: str, path: str, query: Mapping[str, Any]) -> Iterator[bytes]:
     """The answer as it comes. Raises as `call` does, and DriftGuardError where it ends too early."""
-    with _answering("GET", base_url, path, None, query, TIMEOUT_SECONDS) as answer:
+    with _answering("GET", base_url, path, None, query, ANSWER_SECONDS) as answer:
         yield from answer.iter_bytes()
 
 
@@ -88,7 +89,7 @@ def _answering(
             json=body,
             params=given,
             headers=headers,
-            timeout=seconds,
+            timeout=httpx.Timeout(seconds, connect=CONNECT_SECONDS),
         ) as answer:
             if not answer.is_success:
                 answer.read()

@@ -19,7 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 from driftguard.app.doctor.finding import Finding
-from driftguard.cli import app, main
+from driftguard.cli import app, main, sidecar_client
 from driftguard.cli.doctor import print_finding
 from driftguard.cli.output import table
 from driftguard.cli.status_table import print_stream
@@ -27,7 +27,7 @@ from driftguard.demo.processes import free_url
 from driftguard.errors import DriftGuardError
 from driftguard.records.documents.retraining_run import RunNumbers, Verdict, Watch
 from driftguard.store import retrain_runs
-from driftguard.store.database import Database
+from driftguard.store.database import REQUEST, Database
 from driftguard.store.keys import create_key
 from driftguard.store.tables import RetrainRun
 from tests.alerting.http_receiver import wait_until
@@ -319,6 +319,11 @@ def test_a_sidecar_that_is_not_there_is_named_without_its_password() -> None:
         assert "is no sidecar: its answer (404) is not JSON" in str(refused(other.url, "drafts", "list"))
         other.pages["/api/v1/status?limit=50"] = lambda: (200, "[" * 100_000)
         assert "is no sidecar: its answer (200) is not JSON" in str(refused(other.url, "status"))
+
+
+def test_a_command_waits_longer_than_the_sidecar_for_its_database() -> None:
+    """It said that no sidecar answers, of one that was about to answer, or to say what is wrong."""
+    assert REQUEST.silence_seconds < sidecar_client.ANSWER_SECONDS
 
 
 def test_neither_password_nor_key_is_shown(
