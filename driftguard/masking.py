@@ -54,10 +54,11 @@ def secrets_of_url(url: str, *, is_webhook: bool = False) -> Iterator[str]:
 
 class Secrets:
     """Replaces each of these values, also in the escaped forms of JSON, repr() and URLs, by three
-    asterisks."""
+    asterisks. White space around one, as of a file that ends its line, is no part of it."""
 
     def __init__(self, values: Iterable[str]) -> None:
-        forms = {form for value in values for form in _forms(value) if len(form) >= LEAST_CHARACTERS}
+        alone = (each for value in values for each in (value, value.strip()))
+        forms = {form for value in alone for form in _forms(value) if len(form) >= LEAST_CHARACTERS}
         longest_first = sorted(forms, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first))) if forms else None
 

@@ -103,6 +103,11 @@ def test_of_the_address_of_a_database_only_passwords_are_masked() -> None:
     assert withheld.masked("driftguard sesame-3") == f"driftguard {MASK}"
 
 
+def test_a_key_whose_variable_ends_in_a_line_break_is_masked() -> None:
+    """Senders leave it out, and what they send is in their errors."""
+    assert Secrets(["hunter2hunter2\n"]).masked("Bearer hunter2hunter2, sent") == f"Bearer {MASK}, sent"
+
+
 def test_a_library_that_logs_by_itself_is_masked_too(capsys: pytest.CaptureFixture[str]) -> None:
     logging.getLogger().handlers[:] = []
     errors = StringIO()

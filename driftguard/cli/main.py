@@ -172,7 +172,7 @@ def proxy(
     }  # fmt: skip
     given = {name: value for name, value in options.items() if value is not None}
     loaded = load_settings(config, proxy=given or None)
-    api_key = os.environ.get("DRIFTGUARD_API_KEY")
+    api_key = os.environ.get("DRIFTGUARD_API_KEY", "").strip() or None
     configure_logging(loaded.log_level, secrets_of(loaded, api_key or ""))
     run_proxy(loaded.proxy, api_key)
 
@@ -377,7 +377,7 @@ def key_add(name: Annotated[str, typer.Argument(help="Whose key this is.")], con
     """
     from driftguard.store.keys import add_key
 
-    key = os.environ.get("DRIFTGUARD_API_KEY")
+    key = os.environ.get("DRIFTGUARD_API_KEY", "").strip()
     if not key:
         raise BadInput("DRIFTGUARD_API_KEY: is empty or not set")
     with open_database(load_settings(config)) as database, database.session() as session:

@@ -442,7 +442,9 @@ def test_keys_that_lack_are_weak_or_unknown(tmp_path: Path, database: Database, 
     assert patient.checked()["keys"]["fix"] == "driftguard keys create NAME"
     with database.session() as session:
         key = create_key(session, "operator")
-    for given, state in (("hunter2", "failed"), (key[:-1] + "!", "warning"), (key, None)):
+    for given, state in (
+        ("hunter2", "failed"), (key[:-1] + "!", "warning"), (key, None), (f" {key}\n", None),
+    ):  # fmt: skip
         patient.environment["DRIFTGUARD_API_KEY"] = given
         checks = patient.checked()
         assert checks["keys"]["found"] == "1 working: operator"

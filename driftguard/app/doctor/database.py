@@ -112,7 +112,7 @@ def _schema(settings: Settings, error: DatabaseUnavailable) -> Finding:
 
 
 def _keys(settings: Settings, opened: Database) -> Iterator[Finding]:
-    given = os.environ.get("DRIFTGUARD_API_KEY", "")
+    given = os.environ.get("DRIFTGUARD_API_KEY", "").strip()
     with opened.session(CHECK) as session:
         working = [key.name for key in keys.list_keys(session) if key.revoked_at is None]
         is_known = not given or keys.is_valid(session, given)
