@@ -63,7 +63,12 @@ def options(
 
 def _reach_this_machine_directly() -> None:
     """HTTP_PROXY is for other machines: a proxy takes these names for its own."""
-    others = (os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or "").split(",")
+    others = [
+        name.strip() for name in (os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or "").split(",")
+    ]
+    if "*" in others:  # no proxy at all, which urllib knows by this one sign alone
+        os.environ["no_proxy"] = "*"
+        return
     os.environ["no_proxy"] = ",".join(dict.fromkeys([*filter(None, others), *THIS_MACHINE]))
 
 

@@ -436,6 +436,19 @@ def test_what_is_on_this_machine_is_asked_without_the_proxy_of_the_environment(
     assert checks["source chat"]["state"] == checks["engine chat"]["state"] == "ok"
 
 
+def test_no_proxy_of_the_environment_is_asked_where_none_is_wanted(patient: Patient) -> None:
+    page = "http://chat.invalid/metrics"
+    with served({page: ok(FakeVllm(steps=1).text)}) as proxy:
+        patient.environment |= {"HTTP_PROXY": proxy.url, "http_proxy": None, "no_proxy": None}
+        patient.settings += source(page)
+        for names, asked in (("chat.example", [page]), ("*", [])):
+            proxy.asked.clear()
+            patient.environment["NO_PROXY"] = names
+            state = patient.checked()["source chat"]["state"]
+            assert [path for path, _ in proxy.asked][:1] == asked
+            assert state == ("ok" if asked else "failed")
+
+
 def test_keys_that_lack_are_weak_or_unknown(tmp_path: Path, database: Database, database_url: str) -> None:
     patient = Patient(tmp_path, database_url)
     patient.settings.append('host = "0.0.0.0"')
