@@ -9,6 +9,7 @@ distinguished by `instance`. A series that is missing at a step is taken as miss
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -89,6 +90,7 @@ def _readings(found: list[_Series]) -> list[Reading]:
     samples: dict[float, dict[str, dict[Labels, float]]] = defaultdict(lambda: defaultdict(dict))
     for series in found:
         labels = frozenset(item for item in series.metric.items() if item[0] not in _OF_PROMETHEUS)
-        for at, value in series.values:
-            samples[at][series.metric.get("__name__", "")][labels] = float(value)
+        for at, text in series.values:
+            if math.isfinite(value := float(text)):  # as of a scrape, which leaves NaN out
+                samples[at][series.metric.get("__name__", "")][labels] = value
     return [Reading(datetime.fromtimestamp(at, UTC), dict(samples[at])) for at in sorted(samples)]

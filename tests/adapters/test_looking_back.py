@@ -194,6 +194,18 @@ def test_a_drift_in_what_a_prometheus_kept_is_found_in_each_instance(tmp_path: P
     assert all(event["direction"] == "down" for event in found.values())
 
 
+def test_what_a_prometheus_kept_as_no_number_is_left_out(tmp_path: Path) -> None:
+    kept = history(["a:8000"])
+    for series in kept["data"]["result"]:
+        if series["metric"]["__name__"] == "vllm:num_requests_running":
+            series["values"][5] = (series["values"][5][0], "NaN")
+    path = tmp_path / "history.json"
+    path.write_text(json.dumps(kept))
+    code, events, err = replayed(path, "prometheus")
+    assert (code, err) == (0, "")
+    assert incident(events)["direction"] == "down"
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "told"),
     [
