@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -12,6 +13,7 @@ from fastapi import Request
 from driftguard.api.exports import ExportSlots
 from driftguard.api.rejections import RejectionLog
 from driftguard.api.request_body import Bodies
+from driftguard.errors import DriftGuardError
 from driftguard.ingest.queue import IngestQueue
 from driftguard.metrics import Metrics
 from driftguard.probes.loop import Probed
@@ -20,6 +22,29 @@ from driftguard.sources.otlp_push import PushedSources
 from driftguard.status.fold_watch import FoldWatch
 from driftguard.status.usual_silence import UsualSilences
 from driftguard.store.database import Database
+
+
+class ClientGone(DriftGuardError):
+    """The client closed its connection before its turn came."""
+
+    status = 499  # as nginx says it; nobody reads it
+    title = "Client gone"
+
+
+class Turns:
+    """One request after the other. A client that has gone meanwhile has no turn: open pages ask again every
+    few seconds, and after an outage of the database all that they had given up would be answered first."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    @asynccontextmanager
+    async def taken(self, request: Request) -> AsyncIterator[None]:
+        """Raises ClientGone."""
+        async with self._lock:
+            if await request.is_disconnected():
+                raise ClientGone("the client closed its connection before its turn came")
+            yield
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +62,7 @@ class Context:
     sources_elsewhere: Callable[[], Sequence[str]] = lambda: ()
     probed: Callable[[], Sequence[Probed]] = lambda: ()
     exposing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    listing: asyncio.Lock = field(default_factory=asyncio.Lock)  # for queries over all streams
+    listing: Turns = field(default_factory=Turns)  # for queries over all streams
     bodies: Bodies = field(default_factory=Bodies)
     otlp_rejections: RejectionLog = field(default_factory=RejectionLog)
     fold_watch: FoldWatch = field(default_factory=FoldWatch)

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from sqlalchemy.orm import Session
 
@@ -55,10 +55,12 @@ router = APIRouter(prefix="/api/v1", tags=["status"])
 
 @router.get("/status", dependencies=[Depends(refuse_repeated)], responses=example("status"))
 async def get_status(
-    query: Annotated[StatusQuery, Query()], context: Annotated[Context, Depends(get_context)]
+    query: Annotated[StatusQuery, Query()],
+    context: Annotated[Context, Depends(get_context)],
+    request: Request,
 ) -> StatusAnswer:
     """Tells the verdict of every stream and the servers that are scraped."""
-    async with context.listing:
+    async with context.listing.taken(request):
         return await run_in_threadpool(_status, query, context)
 
 

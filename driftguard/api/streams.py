@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Depends, Path, Query
+from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from pydantic import Field
 from sqlalchemy.orm import Session
@@ -53,10 +53,12 @@ class StreamPage(FrozenModel):
 
 
 @router.get("", dependencies=[Depends(refuse_repeated)], responses=example("streams"))
-async def list_streams(query: Annotated[StreamQuery, Query()], context: AnyContext) -> StreamPage:
+async def list_streams(
+    query: Annotated[StreamQuery, Query()], context: AnyContext, request: Request
+) -> StreamPage:
     """Lists streams, each with its verdict and the numbers behind it. A stream whose place in the order
     changes between two pages may be on both or on neither: `sort=server` has every stream once."""
-    async with context.listing:
+    async with context.listing.taken(request):
         return await run_in_threadpool(_list, query, context)
 
 

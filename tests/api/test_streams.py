@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
+import threading
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -15,11 +18,17 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import event, select, update
 
+from driftguard.api import status as api_status
+from driftguard.api import streams as api_streams
+from driftguard.api.pages import routes
 from driftguard.app import Sidecar, create_app
 from driftguard.settings import Settings
+from driftguard.status.verdict import Standing, standings
 from driftguard.store.database import Database
 from driftguard.store.tables import Segment, Stream
+from tests.alerting.http_receiver import wait_until
 from tests.alerting.incident_rows import add_incident
+from tests.api.ingest_server import serving
 from tests.many_streams import populate
 
 STREAMS = 240
@@ -209,6 +218,37 @@ def test_those_who_look_at_once_are_answered_one_after_the_other(fleet: TestClie
     finally:
         event.remove(pool, "checkout", count)
     assert max(taken) == 1
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_those_who_have_gone_while_they_waited_are_not_answered_before_others(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """Open pages ask again every few seconds: after an outage of the database all that they had given up was
+    answered first, for minutes."""
+    turn, asked = threading.Event(), [0]
+
+    def slow(*arguments: Any, **named: Any) -> list[Standing]:
+        asked[0] += 1
+        assert turn.wait(30)
+        return standings(*arguments, **named)
+
+    for module in (api_status, api_streams, routes):
+        monkeypatch.setattr(module, "standings", slow)
+    app = create_app(Sidecar(Settings(data_dir=tmp_path), database, "http://sidecar"))
+    with serving(app) as client, ThreadPoolExecutor(1) as pool:
+        place = (client.base_url.host, int(client.base_url.port or 0))
+        gone = [socket.create_connection(place) for _ in range(20)]
+        for one in gone:
+            one.sendall(f"GET {path} HTTP/1.1\r\nHost: {place[0]}\r\n\r\n".encode())
+        wait_until(lambda: asked[0] == 1, "the first of them")
+        for one in gone:
+            one.close()
+        assert client.get("/healthz").status_code == 200  # by now the sidecar has seen them go
+        answer = pool.submit(client.get, path)
+        turn.set()
+        assert answer.result().status_code == 200
+    assert asked[0] == 2
 
 
 def test_the_fleet_is_grouped_by_the_clusters_of_the_settings(fleet: TestClient) -> None:

@@ -97,7 +97,7 @@ async def fleet_page(
     query: Annotated[FleetQuery, Query()], context: AnyContext, request: Request
 ) -> HTMLResponse:
     """The streams in a sentence each, the worst first."""
-    async with context.listing:
+    async with context.listing.taken(request):
         return await run_in_threadpool(_fleet, query, context, request)
 
 
