@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 from driftguard.app import Sidecar, create_app
 from driftguard.cli import app
 from driftguard.demo.processes import free_url
+from driftguard.outgoing.posting import authorities
 from driftguard.retraining.engines import candidate_kind
 from driftguard.settings import Settings, SourceSettings
 from driftguard.store.database import Database
@@ -409,6 +410,19 @@ def test_a_test_page_goes_to_every_destination_and_tells_who_refuses_it(patient:
     assert alerts.body[0]["labels"]["severity"] == "critical"
     assert checks[f"webhook:{taking.url.removesuffix('/hook')}"]["state"] == "ok"
     assert checks[f"alertmanager:{peer}"]["found"] == "the test page was not taken: HTTP 403"
+
+
+def test_authorities_that_cannot_be_read(patient: Patient) -> None:
+    """The sidecar does not start then; the doctor ended at the first engine or destination, unsaid why."""
+    url = free_url()
+    alerting = ["[alerting]", f'webhook_urls = ["{url}/hook"]']
+    patient.settings += ["[[engines]]", 'server = "chat"', f'admin_url = "{url}"', *alerting]
+    patient.environment["SSL_CERT_FILE"] = "/nowhere/ca.pem"
+    authorities.cache_clear()
+    checks = patient.checked()
+    assert checks["authorities"]["state"] == "failed"
+    assert "SSL_CERT_FILE: no certificates in /nowhere/ca.pem" in checks["authorities"]["found"]
+    assert checks["training"]["state"] == "ok"
 
 
 def test_what_is_on_this_machine_is_asked_without_the_proxy_of_the_environment(

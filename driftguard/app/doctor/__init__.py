@@ -15,11 +15,15 @@ __all__ = ["Finding", "checks"]
 def checks(settings: Settings, config: Path | None, *, send_test_page: bool) -> Iterator[Finding]:
     """Of a sidecar with these settings, from the file `config`; each is made when it is asked for."""
     yield from machine.versions()
+    unread = list(machine.authorities())
+    yield from unread
     yield from machine.files(settings, config)
     yield from machine.disk(settings)
     yield from database.database(settings)
     yield from servers.sidecar(settings)
     yield from servers.sources(settings)
-    yield from servers.engines(settings)
+    if not unread:
+        yield from servers.engines(settings)
     yield from machine.training(settings)
-    yield from servers.destinations(settings, send_test_page=send_test_page)
+    if not unread:
+        yield from servers.destinations(settings, send_test_page=send_test_page)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from driftguard.app.doctor.finding import Finding
+from driftguard.outgoing import posting
 from driftguard.retraining.engines.candidate_kind import torch_version
 from driftguard.settings import Settings
 from driftguard.settings.secrets import secrets_of
@@ -24,6 +25,16 @@ TIGHT_BYTES: Final = 5 * 2**30
 def versions() -> Iterator[Finding]:
     told = f"driftguard {version('driftguard-llm')}, Python {platform.python_version()}"
     yield Finding("versions", "ok", f"{told}, schema {head_revision()}")
+
+
+def authorities() -> Iterator[Finding]:
+    """Nothing where they can be read. Else the sidecar does not start, and neither an engine nor a
+    destination of pages can be asked anything."""
+    try:
+        posting.authorities()
+    except ValueError as error:
+        fix = "SSL_CERT_FILE = a file of certificates (PEM) that this user can read, or unset it"
+        yield Finding("authorities", "failed", str(error), fix)
 
 
 def training(settings: Settings) -> Iterator[Finding]:
