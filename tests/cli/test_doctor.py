@@ -25,7 +25,7 @@ from driftguard.cli import app
 from driftguard.demo.processes import free_url
 from driftguard.outgoing.posting import authorities
 from driftguard.retraining.engines import candidate_kind
-from driftguard.settings import Settings, SourceSettings
+from driftguard.settings import HttpSettings, Settings, SourceSettings
 from driftguard.store.database import Database
 from driftguard.store.keys import create_key
 from tests.adapters.fake_engines import FakeVllm
@@ -134,6 +134,34 @@ def test_a_sidecar_whose_status_cannot_be_read_has_no_sources_to_tell(patient: P
     assert [name for name in checks if name.startswith("source")] == ["sources"]
     assert "none are scraped" in checks["sources"]["found"]
     assert checks["sidecar"]["state"] == "ok"
+
+
+@pytest.mark.slow
+def test_sources_of_a_running_sidecar_that_asks_readers_for_a_key(
+    patient: Patient, database: Database, tmp_path: Path, speculating: str
+) -> None:
+    settings = Settings(
+        data_dir=tmp_path,
+        host="0.0.0.0",
+        http=HttpSettings(require_key_to_read=True),
+        sources=[SourceSettings(url=speculating, server="chat")],
+    )
+    with database.session() as session:
+        key = create_key(session, "operator")
+    headers = {"Authorization": f"Bearer {key}"}
+    with serving(create_app(Sidecar(settings, database, "http://sidecar"))) as client:
+        wait_until(
+            lambda: client.get("/api/v1/status", headers=headers).json()["sources"], "the first scrape"
+        )
+        patient.settings[2] = f"port = {client.base_url.port}"
+        without = patient.checked()["sources"]
+        patient.environment["DRIFTGUARD_API_KEY"] = f"{key}\n"
+        checks = patient.checked()
+    assert without["state"] == "warning"
+    assert "asks for an API key" in without["found"]
+    assert "DRIFTGUARD_API_KEY" in without["fix"]
+    assert "waiting, says the sidecar" in checks["source chat"]["found"]
+    assert "sources" not in checks
 
 
 def test_people_get_a_line_with_the_fix_below(patient: Patient) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
@@ -50,9 +51,16 @@ def _sidecar_url(settings: Settings) -> str:
     return url_of("127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host, settings.port)
 
 
-def _asked(url: str) -> httpx.Response:
+def _asked(url: str, headers: Mapping[str, str] | None = None) -> httpx.Response:
     """On this machine: by no proxy of the environment."""
-    return httpx.get(url, timeout=SECONDS, trust_env=False)
+    return httpx.get(url, headers=headers, timeout=SECONDS, trust_env=False)
+
+
+def _asked_with_key(url: str) -> httpx.Response:
+    """With DRIFTGUARD_API_KEY where one is asked for, so that no other server gets it."""
+    answer, key = _asked(url), os.environ.get("DRIFTGUARD_API_KEY", "").strip()
+    is_needed = answer.status_code == httpx.codes.UNAUTHORIZED and key
+    return _asked(url, {"Authorization": f"Bearer {key}"}) if is_needed else answer
 
 
 def sidecar(settings: Settings) -> Iterator[Finding]:
@@ -113,7 +121,10 @@ def sources(settings: Settings) -> Iterator[Finding]:
 def _scraped_by_the_sidecar(settings: Settings) -> list[Finding]:
     url = f"{_sidecar_url(settings)}/api/v1/status"
     try:
-        answer = _in_time(lambda: _asked(url))
+        answer = _in_time(lambda: _asked_with_key(url))
+        if answer.status_code == httpx.codes.UNAUTHORIZED:
+            told = "not known: the sidecar asks for an API key (http.require_key_to_read)"
+            return [Finding("sources", "warning", told, "DRIFTGUARD_API_KEY = one of its keys")]
         found = [
             (f"source {source['server']}", f"{source['url']}: {source['condition']}", source)
             for source in answer.json()["sources"]
