@@ -297,6 +297,22 @@ def test_a_page_whose_sidecar_answers_with_an_error_says_which(
     expect(page.locator("#stale")).to_contain_text(told, timeout=15_000)
 
 
+def test_a_login_that_answers_instead_of_the_sidecar_is_not_taken_for_its_page(
+    scene: Scene, open_page: Opener
+) -> None:
+    """As of a reverse proxy, whose session is over."""
+    page = open_page(address(scene, "running"))
+    login = "<!doctype html><title>Sign in</title><form><input name=user></form>"
+    page.route(
+        "**/retraining/*", lambda route: route.fulfill(status=200, body=login, content_type="text/html")
+    )
+    told = "Another page answers, such as a login. The last one of the sidecar came at 20"
+    expect(page.locator("#stale")).to_contain_text(told, timeout=15_000)
+    assert "retraining of" in page.title()
+    assert "%236b7280" in str(page.locator("link[rel=icon]").get_attribute("href"))
+    expect(page.get_by_role("progressbar")).to_be_visible()
+
+
 def test_charts_share_their_zoom_and_their_address_shows_the_same(scene: Scene, open_page: Opener) -> None:
     page = open_page(f"{address(scene, 'stream')}?minutes=360", timezone_id="Asia/Kolkata")
     charts, reset = page.locator("#charts"), page.get_by_role("button", name="Reset zoom")

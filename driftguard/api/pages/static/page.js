@@ -3,6 +3,7 @@
 
 const REFRESH_SECONDS = Math.min(10, Number(document.currentScript.dataset.refresh));
 const PATIENCE_MILLISECONDS = 5_000; // with the time between two looks at most 15 seconds
+const FOREIGN = 0; // in place of a status: the page is none of the sidecar's
 const decide = document.getElementById("decide");
 const STATE = { bad: "#b3261e", warn: "#b07400", good: "#1a6b3c", away: "#6b7280" };
 let answeredAt = new Date(), looking = null;
@@ -54,12 +55,16 @@ function look() { // one at a time; what was read last stays, and says so, where
     note.hidden = fresh;
     if (!fresh) {
       const time = Object.assign(document.createElement("time"), { dateTime: answeredAt.toISOString(), textContent: clock(answeredAt) });
-      const happened = status === null ? "The sidecar does not answer. Its last answer" : `The sidecar answered with an error, ${status}. Its last page`;
-      note.replaceChildren(`${happened} came at `, time, ": what you see is of then.");
+      note.replaceChildren(`${happened(status)} came at `, time, ": what you see is of then.");
     }
     setIcon(fresh);
   });
   return looking;
+}
+
+function happened(status) {
+  if (status === null) return "The sidecar does not answer. Its last answer";
+  return status === FOREIGN ? "Another page answers, such as a login. The last one of the sidecar" : `The sidecar answered with an error, ${status}. Its last page`;
 }
 
 async function refresh() { // returns the status of the answer
@@ -67,6 +72,7 @@ async function refresh() { // returns the status of the answer
   const text = await answer.text();
   if (answer.status !== 200) return answer.status;
   const fresh = new DOMParser().parseFromString(text, "text/html");
+  if (!fresh.body.dataset.state) return FOREIGN;
   document.title = fresh.title;
   document.body.dataset.state = fresh.body.dataset.state;
   for (const part of document.querySelectorAll("[data-live]")) {
