@@ -16,11 +16,12 @@ from sqlalchemy import select
 from driftguard.app import Sidecar, create_app
 from driftguard.pipeline.held import VERSION
 from driftguard.retraining.ledger.training_curve import with_report
+from driftguard.settings import Settings
 from driftguard.store import folding, retrain_runs
 from driftguard.store.database import Database
 from driftguard.store.keys import create_key
 from driftguard.store.tables import Draft, Incident, Stream
-from tests.alerting.incident_rows import add_incident
+from tests.alerting.incident_rows import add_incident, add_stream, resolve
 from tests.api.ingest_server import serving
 from tests.api.pages.conftest import Opener
 from tests.api.pages.scene import Scene, running_curve, settings
@@ -311,6 +312,42 @@ def test_a_login_that_answers_instead_of_the_sidecar_is_not_taken_for_its_page(
     assert "retraining of" in page.title()
     assert "%236b7280" in str(page.locator("link[rel=icon]").get_attribute("href"))
     expect(page.get_by_role("progressbar")).to_be_visible()
+
+
+def test_cards_come_and_go_on_an_open_page(
+    guarded: httpx.Client, database: Database, open_page: Opener
+) -> None:
+    stream_id = add_stream(database)
+    page = open_page(f"{guarded.base_url}/streams/{stream_id}")
+    why = page.get_by_role("heading", name="Why", exact=True)
+    cards = page.locator("main > section h2")
+    before = cards.all_inner_texts()
+    expect(why).to_have_count(0)
+    incident_id = add_incident(database, [], stream_id=stream_id)
+    page.evaluate("look()")
+    expect(why).to_be_visible()
+    assert cards.all_inner_texts() == [*before[:1], "Why", *before[1:]], (
+        "at another place than after a reload"
+    )
+    resolve(database, incident_id)
+    page.evaluate("look()")
+    expect(why).to_have_count(0)
+    assert cards.all_inner_texts() == before
+
+
+def test_an_incident_that_is_over_leaves_no_buttons_on_an_open_page(
+    database: Database, tmp_path: Path, open_page: Opener
+) -> None:
+    """Of a server that is none of the engines in the settings."""
+    incident_id = add_incident(database, [])
+    alone = Settings(data_dir=tmp_path)
+    with serving(create_app(Sidecar(alone, database, "http://sidecar"))) as client:
+        page = open_page(f"{client.base_url}/incidents/{incident_id}")
+        page.get_by_label("Reason").fill("it is over")
+        page.get_by_role("button", name="Resolve").click()
+        expect(page.locator("#decide [role=status]")).to_have_text("The incident is resolved.")
+        expect(page.locator("#decide button")).to_have_count(0)
+        expect(page.get_by_label("Reason")).to_be_hidden()
 
 
 def test_charts_share_their_zoom_and_their_address_shows_the_same(scene: Scene, open_page: Opener) -> None:

@@ -76,15 +76,41 @@ async function refresh() { // returns the status of the answer
   document.title = fresh.title;
   document.body.dataset.state = fresh.body.dataset.state;
   for (const part of document.querySelectorAll("[data-live]")) {
-    const other = fresh.querySelector(`[data-live="${part.dataset.live}"]`);
-    if (!other) continue;
+    const other = same(fresh, part);
+    if (!other) {
+      leave(part);
+      continue;
+    }
     show(other);
     setTimes(other);
     if (other.innerHTML !== part.innerHTML) replace(part, other);
   }
+  enter(fresh);
   offer();
   document.dispatchEvent(new Event("refreshed"));
   return answer.status;
+}
+
+function same(place, part) {
+  return place.querySelector(`[data-live="${part.dataset.live}"]`);
+}
+
+function leave(part) { // a card that is no more; of the one to decide, what came of it stays
+  if (part.parentElement.id === "main") part.remove();
+  else if (decide?.contains(part)) part.replaceChildren();
+}
+
+function enter(fresh) { // cards that were not there, where they are in the fresh page
+  let next = null;
+  for (const other of [...fresh.querySelectorAll("#main > [data-live]")].reverse()) {
+    const part = same(document, other);
+    if (!part) {
+      show(other);
+      setTimes(other);
+      document.getElementById("main").insertBefore(other, next);
+    }
+    next = part ?? other;
+  }
 }
 
 function setIcon(answered) { // the tab says how it stands
