@@ -530,6 +530,20 @@ def test_deciding_needs_a_key_and_a_reason_and_says_so(
     expect(page.locator("[data-live=decisions] button")).to_have_text(["Retrain now"])
 
 
+def test_a_decision_without_an_answer_may_have_been_taken(
+    guarded: httpx.Client, database: Database, open_page: Opener
+) -> None:
+    """A rollback waits for its engine for minutes, a proxy in front of the sidecar for one."""
+    incident_id = add_incident(database, [])
+    page = open_page(f"{guarded.base_url}/incidents/{incident_id}", allowed="the server responded with")
+    page.route("**/acknowledge", lambda route: route.fulfill(status=504, body="<h1>Gateway Time-out</h1>"))
+    page.get_by_role("button", name="Acknowledge").click()
+    expect(page.locator("#decide [role=status]")).to_have_text(
+        "No answer of the sidecar: HTTP 504, as of a proxy in front of it. It may be done all the same: look "
+        "before you repeat it."
+    )
+
+
 def test_retraining_and_rolling_back_tell_what_came_of_it(
     guarded: httpx.Client, database: Database, open_page: Opener
 ) -> None:

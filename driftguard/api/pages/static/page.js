@@ -152,7 +152,7 @@ function say(text, failed) {
 
 decide?.addEventListener("click", (event) => {
   const button = event.target.closest("button[data-post]");
-  if (button) act(button).catch((error) => say(`Not sent: ${error.message}.`, true));
+  if (button) act(button).catch((error) => say(`No answer of the sidecar: ${error.message}. It may be done all the same: look before you repeat it.`, true));
 });
 
 async function act(button) { // the key stays in its field: nothing stores it
@@ -166,7 +166,7 @@ async function act(button) { // the key stays in its field: nothing stores it
       headers: { "Content-Type": "application/json", ...(key ? { Authorization: "Bearer " + key } : {}) },
       body: JSON.stringify("force" in body ? body : { ...body, reason }),
     });
-    const told = await answer.json();
+    const told = await answer.json().catch(() => { throw new Error(`HTTP ${answer.status}, as of a proxy in front of it`); });
     say(answer.ok ? outcome(told) : `${told.title}: ${told.detail}`, !answer.ok);
     if (answer.ok) await look();
   } finally {
