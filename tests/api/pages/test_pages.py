@@ -415,6 +415,19 @@ def test_charts_share_their_zoom_and_their_address_shows_the_same(scene: Scene, 
     expect(page.locator("footer")).to_contain_text("UTC+05:30")
 
 
+def test_the_address_of_an_incident_shows_all_segments_where_they_are_chosen(
+    scene: Scene, open_page: Opener
+) -> None:
+    page = open_page(address(scene, "incident"))
+    segment = page.get_by_label("Show")
+    expect(segment).to_have_value("german")
+    segment.select_option("")
+    expect(page.locator("#charts .legend", has_text="all segments").first).to_be_visible()
+    other = open_page(page.url)
+    expect(other.locator("#charts .legend", has_text="all segments").first).to_be_visible()
+    expect(other.get_by_label("Show")).to_have_value("")
+
+
 def shown_range(page: Page) -> list[tuple[float, float]]:
     """Of the time axis of each chart, seconds."""
     page.wait_for_selector("#charts[data-bin-seconds]")

@@ -37,7 +37,8 @@ function readAddress() {
 
 function writeAddress() {
   const told = new URLSearchParams({ minutes: view.minutes });
-  if (chosen.value) told.set("segment", chosen.value);
+  const first = [...chosen.options].find((option) => option.defaultSelected); // of an incident its first one
+  if (chosen.value || first?.value) told.set("segment", chosen.value);
   if (view.since) for (const name of ["since", "until"]) told.set(name, new Date(view[name] * 1000).toISOString());
   history.replaceState(null, "", `?${told}`);
 }
