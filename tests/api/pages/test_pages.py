@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import httpx
+import msgspec
 import pytest
 from playwright.sync_api import FloatRect, Page, Route, expect
 from sqlalchemy import select
@@ -21,10 +22,13 @@ from driftguard.store import folding, retrain_runs
 from driftguard.store.database import Database
 from driftguard.store.keys import create_key
 from driftguard.store.tables import Draft, Incident, Stream
+from tests.alerting.http_receiver import wait_until
 from tests.alerting.incident_rows import add_incident, add_stream, resolve
 from tests.api.ingest_server import serving
 from tests.api.pages.conftest import Opener
 from tests.api.pages.scene import Scene, running_curve, settings
+from tests.pipeline.sidecar import post
+from tests.pipeline.traffic import Traffic
 
 pytestmark = pytest.mark.slow
 
@@ -426,6 +430,24 @@ def test_the_address_of_an_incident_shows_all_segments_where_they_are_chosen(
     other = open_page(page.url)
     expect(other.locator("#charts .legend", has_text="all segments").first).to_be_visible()
     expect(other.get_by_label("Show")).to_have_value("")
+
+
+def test_a_segment_with_spaces_in_its_name_is_drawn(
+    guarded: httpx.Client, database: Database, open_page: Opener
+) -> None:
+    """HTML reads the text of an option without them."""
+    name, now = " support  de", datetime.now(UTC)
+    with database.session() as session:
+        key = create_key(session, "operator")
+    sent = [msgspec.structs.replace(one, ended_at=now) for one in Traffic(seed=93).draw(3, {name: 0.7})]
+    guarded.headers["Authorization"] = f"Bearer {key}"
+    post(guarded, sent)
+    wait_until(lambda: guarded.get("/api/v1/streams/1").json()["segments"] != [], "the fold")
+    page = open_page(f"{guarded.base_url}/streams/1?minutes=60")
+    page.get_by_label("Show").select_option(index=1)
+    expect(page.locator("#charts figure").first).to_be_visible()
+    expect(page.locator("#no-data")).to_be_hidden()
+    assert page.evaluate("chosen.value") == name
 
 
 def shown_range(page: Page) -> list[tuple[float, float]]:
