@@ -95,7 +95,7 @@ def _answering(
                 answer.read()
                 _refuse(place, answer)
             yield answer
-    except httpx.InvalidURL:  # its text may be a part of the password
+    except (httpx.InvalidURL, UnicodeError):  # its text may be a part of the password
         raise BadInput(f"--sidecar: {place} is not an address") from None
     except httpx.HTTPError as error:
         raise DriftGuardError(

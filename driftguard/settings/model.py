@@ -71,9 +71,10 @@ def _with_host_and_port(url: str) -> str:
 
 
 def is_readable_url(url: str) -> bool:
-    """Whether its host and port are those of an address."""
+    """Whether its host and port are those of an address: no part of a name is empty or too long."""
     try:
-        _ = urlsplit(url).port
+        parts = urlsplit(url)
+        _ = parts.port, (parts.hostname or "").encode("idna")  # as the look-up of a name does
     except ValueError:
         return False
     return True

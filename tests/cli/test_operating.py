@@ -314,6 +314,10 @@ def test_a_sidecar_that_is_not_there_is_named_without_its_password() -> None:
         str(refused("http://me:hun/ter2@chat:8200", "status"))
         == "--sidecar: http://chat:8200 is not an address"
     )
+    assert (
+        str(refused("http://me:hunter2@chat..internal:8200", "status"))
+        == "--sidecar: http://chat..internal:8200 is not an address"
+    )
     assert "hunter2" not in str(refused("me:hunter2@chat:8200", "status"))
     with served() as other:
         assert "is no sidecar: its answer (404) is not JSON" in str(refused(other.url, "drafts", "list"))
