@@ -506,8 +506,9 @@ app.command("retry", hidden=True)(streams.retry)
 
 def main() -> NoReturn:
     """Runs the command; an expected error is one line on standard error and an exit code."""
-    if sys.stdout is None:  # it was closed, as >&- does
-        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+    for name, mode in (("stdin", "r"), ("stdout", "w")):
+        if getattr(sys, name) is None:  # it was closed, as <&- and >&- do
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
     if isinstance(sys.stdout, TextIOWrapper):  # a name that the terminal cannot show is no error
         sys.stdout.reconfigure(errors="backslashreplace")
     try:

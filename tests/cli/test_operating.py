@@ -368,10 +368,16 @@ def test_a_missing_key_is_named_with_what_makes_one(database: Database, tmp_path
         ("records export >/dev/full", 1, "driftguard: No space left on device\n"),
         ("status >&-", 0, ""),
         ("settings", 0, ""),
+        ("replay - <&-", 0, ""),
+        (
+            "runs start <&-",
+            2,
+            "driftguard: --yes: needed where nobody can be asked, as this changes what is served\n",
+        ),
     ],
-    ids=["no space", "closed", "ASCII alone"],
+    ids=["no space", "closed", "ASCII alone", "no input", "nobody to ask"],
 )
-def test_an_output_that_does_not_take_it_all_is_no_traceback(
+def test_an_output_that_does_not_take_it_all_or_a_closed_input_is_no_traceback(
     sidecar: tuple[httpx.Client, UUID], command: str, code: int, said: str
 ) -> None:
     client, _ = sidecar
