@@ -9,6 +9,7 @@ middlebox that acknowledges for it, does not: there a connection gives up by its
 from __future__ import annotations
 
 import math
+import random
 import re
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -532,7 +533,9 @@ def each_apart(
     At once only what is not of one item: an outage, or a second limit of time, as the database may be slow
     for all. `on_failure`: called while the error is handled."""
     failure: Exception | None = None
-    for item in items:
+    in_turn = list(items)
+    random.shuffle(in_turn)  # two that take too long every time would else keep the same others from theirs
+    for item in in_turn:
         try:
             work(item)
         except Exception as error:
