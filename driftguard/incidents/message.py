@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
@@ -46,18 +47,28 @@ def summary(incident: Incident, stream: Stream) -> str:
         text = _goodput(incident, stream, incident.evidence.goodput)
         return f"{text}{_raised(incident)}{_why(incident, stream.server)}{_over(incident)}"
     verb = "fell" if incident.direction == "down" else "rose"
-    names = ", ".join(names_of(incident.segments[:3]))
-    more = len(incident.segments) - 3
-    where = names + (f" and {more} more" if more > 0 else "")
+    where = some(names_of(incident.segments))
     acceptance = ACCEPTANCE[positions_of(incident.segments)]
     text = (
         f"{acceptance[0].upper()}{acceptance[1:]} of {_draft(stream)} on {stream.server} {verb} from "
         f"{from_to(incident.acceptance_before, incident.acceptance_after)} since "
         f"{clock(incident.change_point_at)} in segment{'s' if len(incident.segments) > 1 else ''} {where}"
     )
-    told = f"{text}{_cost(incident)}.{_gradually(incident)}{_counted(incident)}"
+    told = f"{text}{_cost(incident)}.{over_in(incident)}{_gradually(incident)}{_counted(incident)}"
     told += _repeating(incident)
     return f"{told}{_raised(incident)}{_recovered(incident)}{_why(incident, stream.server)}{_over(incident)}"
+
+
+def some(names: Sequence[str]) -> str:
+    """The first three, and how many more there are."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
+
+
+def over_in(incident: Incident) -> str:
+    """For example: It is over in german by now. Of one that is not over."""
+    over = [each.segment for each in incident.segments if each.back_at is not None]
+    return f" It is over in {some(over)} by now." if over and incident.state != "resolved" else ""
 
 
 def _over(incident: Incident) -> str:

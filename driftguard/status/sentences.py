@@ -8,7 +8,7 @@ from typing import Final
 
 from driftguard.cost.best_action import Action, best_of
 from driftguard.cost.payoff import load_text
-from driftguard.incidents.message import being_done, clock, cost_percent
+from driftguard.incidents.message import being_done, clock, cost_percent, over_in, some
 from driftguard.records.documents.acceptance import from_to
 from driftguard.records.documents.goodput import GoodputChange
 from driftguard.records.documents.incident import names_of, positions_of
@@ -99,7 +99,7 @@ def _sentence(found: StreamStatus, incident: Incident | None) -> str:
     if found.recovery is not None:
         told += f" Draft {found.stream.draft_version} is being watched: {found.recovery}."
     learning = [segment.segment for segment in found.segments if segment.learning]
-    return f"{told} Not watched yet: {_some(learning)}." if learning else told
+    return f"{told} Not watched yet: {some(learning)}." if learning else told
 
 
 def _learning_sentence(found: StreamStatus) -> str:
@@ -122,17 +122,12 @@ def _watching_sentence(found: StreamStatus) -> str:
     return f"{told} At least {found.requests_missing} more {found.unit} to a baseline of its own."
 
 
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more
-
-
 def _incident_sentence(incident: Incident) -> str:
     done = "acknowledged" if incident.state == "acknowledged" else being_done(incident)
     doing = f" {done[0].upper()}{done[1:]}." if done else ""
     if (goodput := incident.evidence.goodput) is not None:
         return f"{_goodput_sentence(incident, goodput)}{doing}"
-    names = _some(names_of(incident.segments))
+    names = some(names_of(incident.segments))
     word, verb = ("Degraded", "fell") if incident.direction == "down" else ("Improved", "rose")
     acceptance = ACCEPTANCE[positions_of(incident.segments)]
     percent = cost_percent(incident)
@@ -141,7 +136,7 @@ def _incident_sentence(incident: Incident) -> str:
     )
     return (
         f"{word} since {clock(incident.change_point_at)}: {acceptance} in {names} {verb} from "
-        f"{from_to(incident.acceptance_before, incident.acceptance_after)}{cost}.{doing}"
+        f"{from_to(incident.acceptance_before, incident.acceptance_after)}{cost}.{over_in(incident)}{doing}"
     )
 
 

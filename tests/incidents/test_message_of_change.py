@@ -44,6 +44,21 @@ def stored(database: Database) -> tuple[Incident, Stream]:
     return incident, stream
 
 
+@pytest.mark.parametrize("state", ["open", "resolved"])
+def test_segments_that_are_back_while_others_are_not_are_told(
+    stored: tuple[Incident, Stream], state: str
+) -> None:
+    incident, stream = stored
+    fallen = incident.segments[0]
+    incident.segments = tuple(
+        replace(fallen, segment=name, back_at=AT if is_back else None)
+        for name, is_back in (("code", True), ("german", False), ("chat", True))
+    )
+    incident.state = state
+    assert "in segments code, german, chat" in summary(incident, stream)
+    assert ("It is over in code, chat by now." in summary(incident, stream)) == (state == "open")
+
+
 def test_a_gradual_change_says_since_when_how_much_and_how_fast(stored: tuple[Incident, Stream]) -> None:
     incident, stream = stored
     assert incident.evidence.gradual == GRADUAL
