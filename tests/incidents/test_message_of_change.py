@@ -50,12 +50,14 @@ def test_segments_that_are_back_while_others_are_not_are_told(
 ) -> None:
     incident, stream = stored
     fallen = incident.segments[0]
-    incident.segments = tuple(
-        replace(fallen, segment=name, back_at=AT if is_back else None)
-        for name, is_back in (("code", True), ("german", False), ("chat", True))
+    incident.segments = (
+        replace(fallen, segment="code", back_at=AT),
+        replace(fallen, segment="german", renamed_from=("deutsch",)),
+        replace(fallen, segment="chat", back_at=AT),
+        replace(fallen, segment="deutsch", back_at=AT),  # goes on under the other name
     )
     incident.state = state
-    assert "in segments code, german, chat" in summary(incident, stream)
+    assert "in segments code, german, chat and 1 more" in summary(incident, stream)
     assert ("It is over in code, chat by now." in summary(incident, stream)) == (state == "open")
 
 
