@@ -37,11 +37,19 @@ from driftguard.retraining.promotion import restart
 from driftguard.retraining.promotion.reconcile import end_killed, settle, settle_locked
 from driftguard.retraining.training import workspace
 from driftguard.retraining.training.draft_files import context_of, vocabulary_of
-from driftguard.retraining.training.plan import Change, LeftOut, NothingToDo, Plan, PlanRules, plan
+from driftguard.retraining.training.plan import (
+    Change,
+    LeftOut,
+    NothingToDo,
+    Plan,
+    PlanRules,
+    plan,
+    too_few,
+)
 from driftguard.retraining.training.traffic import Traffic, captured_traffic, traffic_of_file
 from driftguard.retraining.trigger import what_calls_for_it
 from driftguard.settings import Settings
-from driftguard.store import drafts, retrain_runs
+from driftguard.store import captures, drafts, retrain_runs
 from driftguard.store.database import Database
 from driftguard.store.retrain_runs import RunLock
 
@@ -184,19 +192,32 @@ def _retrain(
         )
     if isinstance(call, NothingToDo):
         return _nothing_to_do(job, incident_id, call)
-    traffic = from_file or captured_traffic(job.database, job.info.server, job.info.target)
     change = None if from_file else call.change
     rules = _plan_rules(job.settings)
     if kind == "model":
         rules = replace(rules, context_tokens=context_of(job.info.target_directory, job.info.draft.directory))
     if force or kind != "model":  # of few answers a corpus drafts less, and never worse
         rules = replace(rules, aim_requests=rules.minimum_requests)
-    planned = _planned(traffic, change, rules, vocabulary_of(job.info.target_directory))
-    if isinstance(planned, NothingToDo):
-        if from_file is None and not job.settings.capture.enabled:
-            planned = replace(planned, reason=f"{planned.reason}, and capture is off (capture.enabled)")
-        return _nothing_to_do(job, call.incident_id, planned)
-    return attempt(job, kind, lock, call, traffic, planned)
+    nothing = None if change is None else _too_few(job, change, rules)
+    if nothing is None:
+        traffic = from_file or captured_traffic(job.database, job.info.server, job.info.target)
+        planned = _planned(traffic, change, rules, vocabulary_of(job.info.target_directory))
+        if isinstance(planned, Plan):
+            return attempt(job, kind, lock, call, traffic, planned)
+        nothing = planned
+    if from_file is None and not job.settings.capture.enabled:
+        nothing = replace(nothing, reason=f"{nothing.reason}, and capture is off (capture.enabled)")
+    return _nothing_to_do(job, call.incident_id, nothing)
+
+
+def _too_few(job: Job, change: Change, rules: PlanRules) -> NothingToDo | None:
+    """Asked first, because the rest reads all token ids: an incident that waits for traffic asks every
+    minute."""
+    with job.database.session() as session:
+        found = captures.count_since(
+            session, job.info.server, job.info.target, change.segments, change.change_point_at
+        )
+    return too_few(found, change, rules)
 
 
 def _planned(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, NamedTuple
@@ -145,6 +145,19 @@ class CapturedTokens(NamedTuple):
     record_id: UUID
     prompt_token_ids: list[int]
     output_token_ids: list[int]
+
+
+def count_since(
+    session: Session, server: str, target: str, segments: Collection[str], since: datetime
+) -> int:
+    """Captured requests of these segments, by the index alone: token ids are megabytes."""
+    query = select(func.count()).where(
+        Capture.server == server,
+        Capture.target == target,
+        Capture.segment.in_(segments),
+        Capture.captured_at >= since,
+    )
+    return session.scalar(query) or 0
 
 
 def outline(session: Session, server: str, target: str) -> list[CaptureOutline]:

@@ -22,7 +22,7 @@ from driftguard.retraining import run
 from driftguard.retraining.ledger.outcome import RetrainOutcome, Trigger
 from driftguard.retraining.run import retrain
 from driftguard.settings import CaptureSettings, EngineSettings, Settings
-from driftguard.store import incidents, retrain_runs
+from driftguard.store import captures, incidents, retrain_runs
 from driftguard.store.database import Database
 from driftguard.store.tables import RetrainRun, Stream
 from tests.retraining.conftest import Drifted
@@ -84,10 +84,12 @@ def test_a_segment_that_is_back_is_no_changed_traffic_unless_it_goes_on_under_an
     assert nothing(outcome) == f"only {counted} captured requests since the change, 1000 needed"
 
 
-def test_too_little_traffic_asks_again_in_one_row(
-    drifted: Drifted, engine: EngineStub, tmp_path: Path
+def test_too_little_traffic_asks_again_in_one_row_and_reads_no_token_ids(
+    drifted: Drifted, engine: EngineStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It asks every minute, and the captured requests of all segments may be gigabytes."""
     settings = make_settings(tmp_path / "data", engine.url, minimum_requests=300)
+    monkeypatch.delattr(captures, "outline")
     for _ in range(3):
         outcome = retrain(drifted.database, settings, incident_id=drifted.incident_id)
         assert nothing(outcome) == "only 200 captured requests since the change, 300 needed"

@@ -122,6 +122,17 @@ def plan(
     )
 
 
+def too_few(found: int, change: Change | None, rules: PlanRules, that_fit: str = "") -> NothingToDo | None:
+    """Where there are no more captured requests of the changed traffic than `found`."""
+    if found >= rules.minimum_requests:
+        return None
+    since = (" since the change" if change else "") + that_fit
+    return NothingToDo(
+        f"only {found} captured requests{since}, {rules.minimum_requests} needed",
+        waits_for_traffic=change is not None,
+    )
+
+
 def is_held_out(key: str, fraction: float) -> bool:
     """Always the same for the same key; true for about `fraction` of all keys."""
     digest = hashlib.sha256(key.encode()).digest()
@@ -143,19 +154,13 @@ def is_changed(group: str) -> bool:
 def _too_little(
     found: int, that_fit: str, change: Change | None, rules: PlanRules, now: datetime
 ) -> NothingToDo | None:
-    since = (" since the change" if change else "") + that_fit
-    if found < rules.minimum_requests:
-        return NothingToDo(
-            f"only {found} captured requests{since}, {rules.minimum_requests} needed",
-            waits_for_traffic=change is not None,
-        )
-    if change is None or found >= rules.aim_requests:
-        return None
+    if (refusal := too_few(found, change, rules, that_fit)) or change is None or found >= rules.aim_requests:
+        return refusal
     deadline = change.opened_at + rules.wait
     if now >= deadline:
         return None
     return NothingToDo(
-        f"{found} captured requests{since}; waiting for {rules.aim_requests}, "
+        f"{found} captured requests since the change{that_fit}; waiting for {rules.aim_requests}, "
         f"at the latest until {deadline:%Y-%m-%d %H:%M:%S} UTC",
         waits_for_traffic=True,
     )
