@@ -23,7 +23,6 @@ import structlog
 from sqlalchemy.orm import Session
 
 from driftguard.retraining.training import checksums
-from driftguard.retraining.training.draft_files import is_here
 from driftguard.settings import Settings
 from driftguard.store import drafts, retrain_runs, source_activity
 from driftguard.store.database import Database
@@ -160,10 +159,8 @@ def remove_old_drafts(database: Database, settings: Settings, server: str, targe
 
 
 def _outdated(session: Session, settings: Settings, server: str, target: str) -> list[tuple[Draft, Path]]:
-    """With their directories, among those of this machine: another one's are removed there."""
-    home = _drafts(settings.data_directory)
-    if not is_here(home):
-        return []
+    """With their directories, of those that are here: another machine's are removed there, and known until
+    then."""
     longest = timedelta(days=settings.retention.captures_days)
     silence = source_activity.silence(session, server, target)
     under_way = {run.candidate_version for run in retrain_runs.unended(session) if run.server == server}
@@ -175,8 +172,9 @@ def _outdated(session: Session, settings: Settings, server: str, target: str) ->
         datetime.now(UTC) - longest,
         is_served=silence is None or silence < longest,
     )
+    home = _drafts(settings.data_directory)
     paths = [(draft, Path(draft.directory or "")) for draft in found if draft.version not in under_way]
-    return [(draft, path) for draft, path in paths if _is_in(path, home)]
+    return [(draft, path) for draft, path in paths if _is_in(path, home) and not _is_gone(path)]
 
 
 def _is_in(directory: Path, home: Path) -> bool:
@@ -185,8 +183,13 @@ def _is_in(directory: Path, home: Path) -> bool:
 
 
 def _is_removed(directory: Path) -> bool:
-    """Removes it. False also where this user may not even look."""
+    """Removes it."""
     shutil.rmtree(directory, ignore_errors=True)
+    return _is_gone(directory)
+
+
+def _is_gone(directory: Path) -> bool:
+    """False also where this user may not even look."""
     try:
         directory.lstat()
     except OSError as error:

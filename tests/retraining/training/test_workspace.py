@@ -102,16 +102,21 @@ def test_a_corpus_of_a_target_that_was_replaced_long_ago_is_in_service_no_more(
     assert (home / "v2").exists() == is_kept
 
 
+@pytest.mark.parametrize("has_others", [False, True])
 def test_a_machine_without_the_drafts_leaves_them_to_the_one_that_has_them(
-    database: Database, tmp_path: Path
+    database: Database, tmp_path: Path, has_others: bool
 ) -> None:
-    """As a sidecar, where the nightly job makes them on a volume that it does not mount."""
+    """As the sidecar of another engine on the same database, or of one whose nightly job makes them on a
+    volume that it does not mount."""
     home = tmp_path / "drafts"
-    made(database, home, "v2", "v3")
+    made(database, home, "v2", "v3", method="suffix")
     home.rename(tmp_path / "elsewhere")
+    if has_others:
+        home.mkdir()
+    Sidecar(Settings(data_dir=tmp_path), database, "http://sidecar")._maintain()
     settings = make_settings(tmp_path, "http://127.0.0.1:9", keep_candidates=1)
     remove_old_drafts(database, settings, "engine-1", "target")
-    assert directories(database)["v2"] == str(home / "v2")
+    assert directories(database) == {"v2": str(home / "v2"), "v3": str(home / "v3")}
 
 
 def test_old_drafts_are_removed_after_their_directory_was_moved_and_linked(
