@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Connection, func, select, text, update
@@ -23,7 +23,7 @@ from sqlalchemy.orm import Session
 from driftguard.errors import DatabaseUnavailable
 from driftguard.records import Instant
 from driftguard.records.documents.retraining_run import Rollout, RunNumbers, TrainingCurve, Watch
-from driftguard.store.database import Database
+from driftguard.store.database import CHECK, Database
 from driftguard.store.row_filter import EVERYTHING, RowFilter, newest_first
 from driftguard.store.tables import RetrainRun
 
@@ -84,9 +84,11 @@ def watch_of(run: RetrainRun) -> Watch:
 class RunLock:
     """The lock of one running retraining; gone at the moment its process or its connection dies."""
 
-    def __init__(self, connection: Connection, key: str) -> None:
+    def __init__(self, database: Database, connection: Connection, key: str) -> None:
+        self._database = database
         self._connection = connection
         self._key = key
+        self._pid = connection.scalar(select(func.pg_backend_pid()))
 
     def check(self) -> None:
         """Raises DatabaseUnavailable when the lock was lost with its connection."""
@@ -98,14 +100,13 @@ class RunLock:
             raise DatabaseUnavailable("the lock of this retraining is gone: the connection was replaced")
 
     def is_lost(self) -> bool:
-        """Whether its connection is gone, so that another process may have it. Not where the database only
-        takes too long to answer."""
-        if self._connection.invalidated:
-            return True
+        """Whether the database says so. It is asked on another connection: one that waits too long for an
+        answer is given up, and would lose the lock by that."""
         try:
-            return not self._connection.scalar(_HELD, {"key": self._key})
-        except DBAPIError:
-            return self._connection.invalidated
+            with self._database.session(CHECK) as session:
+                return not session.scalar(_HOLDS, {"key": self._key, "pid": self._pid})
+        except DatabaseUnavailable:
+            return False  # not known
 
 
 _TRY_LOCK = text("SELECT pg_try_advisory_lock(hashtextextended(:key, 0))")
@@ -135,7 +136,7 @@ def try_lock(database: Database, server: str, target: str) -> Iterator[RunLock |
             yield None
             return
         try:
-            yield RunLock(connection, key)
+            yield RunLock(database, connection, key)
         finally:
             _release(connection, key)
 
@@ -155,16 +156,14 @@ def is_running(session: Session, server: str, target: str) -> bool:
     return bool(session.scalar(_ANYONE_HOLDS, {"key": key}))
 
 
-_ANYONE_HOLDS = text(
-    """
-    SELECT EXISTS (
-        SELECT FROM pg_locks
-        WHERE locktype = 'advisory' AND granted
-          AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-          AND ((classid::bigint << 32) | objid::bigint) = hashtextextended(:key, 0)
-    )
-    """
-)
+_HELD_BY_ANYONE: Final = """
+    SELECT FROM pg_locks
+    WHERE locktype = 'advisory' AND granted
+      AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+      AND ((classid::bigint << 32) | objid::bigint) = hashtextextended(:key, 0)
+"""
+_ANYONE_HOLDS = text(f"SELECT EXISTS ({_HELD_BY_ANYONE})")
+_HOLDS = text(f"SELECT EXISTS ({_HELD_BY_ANYONE} AND pid = :pid)")
 
 
 def begin(session: Session, run: RetrainRun) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from uuid import NAMESPACE_OID, UUID, uuid5
 
 import psutil
@@ -22,6 +22,7 @@ from driftguard_training.model_directories import model_version
 from sqlalchemy import text
 from structlog.testing import capture_logs
 
+from driftguard.errors import DatabaseUnavailable
 from driftguard.records.documents.retraining_run import Decision, TrainingCurve
 from driftguard.retraining import attempt
 from driftguard.retraining.ledger.outcome import Progress, RetrainOutcome
@@ -282,12 +283,18 @@ END_HOLDERS = """
 def test_a_training_that_lost_its_lock_ends_at_once(
     drifted: Drifted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The database was started again: what is trained on cannot be promoted, and another one may begin."""
+    """The database was started again: what is trained on cannot be promoted, and another one may begin. One
+    that does not answer for a while is waited for."""
     monkeypatch.setattr(attempt, "LOCK_LOOK_SECONDS", 0.1)
 
+    def not_answered(*_: object) -> NoReturn:
+        raise DatabaseUnavailable("no answer for 8 s")
+
     def train(_: Sequence[str], __: Path, should_stop: Callable[[], bool]) -> Iterator[dict[str, Any]]:
-        time.sleep(0.2)
-        assert not should_stop()  # it has looked
+        with monkeypatch.context() as silent:
+            silent.setattr(Database, "session", not_answered)
+            time.sleep(0.2)
+            assert not should_stop()  # it has looked
         with drifted.database.session() as session:
             session.execute(text(END_HOLDERS))
         wait_until(should_stop, "the training is asked to end")
