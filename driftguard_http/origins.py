@@ -64,7 +64,7 @@ class Origins:
         if host is None or not (self.names or is_loopback(self.bound)):
             return None
         name = _name_of(host)
-        if is_loopback(name) or name in {each.lower() for each in self.names}:
+        if is_loopback(name) or (name and name in map(_named, self.names)):
             return None
         if name == self.bound.lower().strip("[]") or (self.external and name == _name_in(self.external)):
             return None
@@ -98,6 +98,12 @@ def _name_of(host: bytes) -> str:
     except ValueError:
         return ""
     return name.lower().removesuffix(".")
+
+
+def _named(given: str) -> str:
+    """The same of a name in the settings, which may be given as a Host is told: with its port."""
+    is_bare_ipv6 = given.count(":") > 1 and not given.startswith("[")
+    return given.lower() if is_bare_ipv6 else _name_of(given.encode("latin-1", "replace"))
 
 
 def _name_in(url: str) -> str:

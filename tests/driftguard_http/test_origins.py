@@ -57,6 +57,23 @@ def test_on_another_address_any_name_may_ask_unless_names_are_given() -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "host"),
+    [
+        ("dg.corp:8200", b"dg.corp:8200"),  # as the refusal tells it
+        ("DG.corp.", b"dg.corp"),
+        ("[2001:db8::5]:8200", b"[2001:db8::5]:8200"),
+        ("[2001:db8::5]", b"[2001:db8::5]"),
+        ("2001:db8::5", b"[2001:db8::5]:8200"),
+    ],
+)
+def test_a_name_may_be_given_as_hosts_tell_it(given: str, host: bytes) -> None:
+    own = Origins("0.0.0.0", [given])
+    assert own.host_problem(host) is None
+    for foreign in (b"evil.example", b"2001", b"", b"[::"):
+        assert own.host_problem(foreign) is not None
+
+
+@pytest.mark.parametrize(
     ("site", "origin"),
     [
         (None, None),  # curl, the client, the engine
