@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, Self, get_args
@@ -78,6 +79,11 @@ def is_readable_url(url: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _given_twice(names: Sequence[str]) -> str | None:
+    """The first name that is there again."""
+    return next((name for place, name in enumerate(names) if name in names[:place]), None)
 
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -425,6 +431,12 @@ class ProbeSettings(_Group):
     max_tokens: PositiveInt = Field(64, description="Tokens of one answer to a probe.")
     timeout_seconds: PositiveFloat = Field(60.0, description="Longest wait for one answer to a probe.")
 
+    @model_validator(mode="after")
+    def _targets_have_names_of_their_own(self) -> Self:
+        if (name := _given_twice([target.server for target in self.targets])) is not None:
+            raise ValueError(f"two targets are called {name!r}, of which one would never be asked")
+        return self
+
 
 class AlertingSettings(_Group):
     alertmanager_urls: list[Url] = Field(
@@ -614,6 +626,12 @@ class Settings(_NoSwitchForANumber, BaseSettings):
     alerting: AlertingSettings = Field(default_factory=AlertingSettings)
     metrics: MetricsSettings = Field(default_factory=MetricsSettings)
     proxy: ProxySettings = Field(default_factory=ProxySettings)
+
+    @model_validator(mode="after")
+    def _engines_have_names_of_their_own(self) -> Self:
+        if (name := _given_twice([engine.server for engine in self.engines])) is not None:
+            raise ValueError(f"engines: two are called {name!r}, of which one would never get a draft")
+        return self
 
     @model_validator(mode="after")
     def _restarts_can_be_asked_for(self) -> Self:

@@ -142,6 +142,14 @@ def test_command_line_then_environment_then_file(tmp_path: Path, monkeypatch: py
             "engines.0.admin_url: does not begin with http:// or https:// and a host, not '127.0.0.1:8100'",
         ),
         (RESTARTED + "update_engine = 'sglang'", "update_engine: needs an update_url"),
+        (
+            "".join(f"[[engines]]\nserver = 'a'\nadmin_url = 'http://{host}'\n" for host in "ab"),
+            "engines: two are called 'a'",
+        ),
+        (
+            "".join(f"[[probes.targets]]\nserver = 'a'\nurl = 'http://{host}'\n" for host in "ab"),
+            "probes: two targets are called 'a'",
+        ),
         (RESTARTED + "update_url = 'chat:8000'", "engines.0.update_url: does not begin with http://"),
         (
             RESTARTED + "acceptance_rule = 'argmax'",
