@@ -20,6 +20,8 @@ UNREADABLE: Final = "(an address that cannot be read)"
 LEAST_CHARACTERS: Final = 4  # of a secret; masking a shorter one would mask half of every line
 _LEAST_PATH_CHARACTERS: Final = 8  # of a part of a path: "hook" is not a secret
 _DATABASE_SECRET: Final = re.compile("password|secret|scram")  # of the names of libpq's options
+# SQLAlchemy takes / ? # in it as they are, at which the parser of addresses ends the part with the password.
+_DATABASE_PASSWORD: Final = re.compile(r"^[^:]+://[^:/@]*:([^@]*)@")
 _ADDRESS: Final = re.compile(
     r"^([A-Za-z][A-Za-z0-9+.-]*://)(?:[^/?#]*@)?(\[[0-9a-fA-F:.]*\]|[^/?#@:\[\]]*)(:[0-9]*)?"
 )  # a port is digits only: part of a password that was not percent-encoded could be there
@@ -41,6 +43,7 @@ def secrets_of_url(url: str, *, is_webhook: bool = False) -> Iterator[str]:
     userinfo = parts.netloc.rpartition("@")[0]
     if parts.scheme.startswith("postgres"):  # what is no password there is in every other line of a log
         yield userinfo.partition(":")[2]
+        yield from _DATABASE_PASSWORD.findall(url)
         pairs = (pair.partition("=") for pair in parts.query.split("&"))
         yield from (value for name, _, value in pairs if _DATABASE_SECRET.search(unquote(name)))
         return

@@ -30,7 +30,7 @@ from driftguard.retraining.engines.order import Order
 from driftguard.retraining.engines.webhook import post
 from driftguard.settings import Settings
 from driftguard.settings.secrets import secrets_of
-from driftguard.store.database import Database
+from driftguard.store.database import Database, parse_url
 from tests.alerting.http_receiver import wait_until
 from tests.alerting.incident_rows import add_incident
 from tests.api.ingest_server import serving
@@ -99,6 +99,11 @@ def test_of_the_address_of_a_database_only_passwords_are_masked() -> None:
     line = "driftguard: db-1:5432: session is not read-write, require"
     assert secrets.masked(line) == line
     assert secrets.masked("sesame-1 sesame-2") == f"{MASK} {MASK}"
+    for password in ("sesame/4", "ses#ame", "ses?ame=5", "/sesame"):  # as they are taken without escapes
+        url = f"postgresql://driftguard:{password}@db/x"
+        assert parse_url(url).password == password
+        told = secrets_of(Settings.model_validate({"database_url": url})).masked(f"driftguard {password}.")
+        assert told == f"driftguard {MASK}."
     withheld = secrets_of(Settings.model_validate({"database_url": "postgresql://driftguard:sesame-3@db/x"}))
     assert withheld.masked("driftguard sesame-3") == f"driftguard {MASK}"
 
