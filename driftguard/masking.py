@@ -19,6 +19,8 @@ MASK: Final = "***"
 UNREADABLE: Final = "(an address that cannot be read)"
 LEAST_CHARACTERS: Final = 4  # of a secret; masking a shorter one would mask half of every line
 _LEAST_PATH_CHARACTERS: Final = 8  # of a part of a path: "hook" is not a secret
+_WORD: Final = re.compile("[a-z]{1,15}")  # nor is "services", whose mask would be in many lines
+_OWN: Final = "driftguard"  # as a path of its own
 _DATABASE_SECRET: Final = re.compile("password|secret|scram")  # of the names of libpq's options
 # SQLAlchemy takes / ? # in it as they are, at which the parser of addresses ends the part with the password.
 _DATABASE_PASSWORD: Final = re.compile(r"^[^:]+://[^:/@]*:([^@]*)@")
@@ -52,7 +54,8 @@ def secrets_of_url(url: str, *, is_webhook: bool = False) -> Iterator[str]:
     yield from (pair.partition("=")[2] or pair for pair in parts.query.split("&"))
     if is_webhook:
         path = parts.path.strip("/")
-        yield from (part for part in [path, *path.split("/")] if len(part) >= _LEAST_PATH_CHARACTERS)
+        alone = [part for part in path.split("/") if not _WORD.fullmatch(part)]
+        yield from (part for part in [path, *alone] if len(part) >= _LEAST_PATH_CHARACTERS and part != _OWN)
 
 
 class Secrets:

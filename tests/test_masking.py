@@ -108,6 +108,26 @@ def test_of_the_address_of_a_database_only_passwords_are_masked() -> None:
     assert withheld.masked("driftguard sesame-3") == f"driftguard {MASK}"
 
 
+@pytest.mark.parametrize(
+    ("url", "secret"),
+    [
+        ("https://oncall.corp/integrations/driftguard/alertmanager/3f9c01d2ab44/", "3f9c01d2ab44"),
+        ("https://hooks.example.com/services/T0SECRET/B1SECRET", "B1SECRET"),
+        ("https://hooks.example.com/driftguard/correcthorsebatterystaple", "correcthorsebatterystaple"),
+        ("https://ntfy.corp/pagingtopic", "pagingtopic"),
+        ("https://hooks.corp/driftguard", "https://hooks.corp/driftguard"),
+    ],
+)
+def test_words_of_the_address_of_a_webhook_are_no_secrets(url: str, secret: str) -> None:
+    """Each log line and error that named Alertmanager, services or a command had asterisks there."""
+    secrets = secrets_of(Settings.model_validate({"alerting": {"webhook_urls": [url]}}))
+    line = "alertmanager: no integrations of services; `driftguard keys create NAME`"
+    assert secrets.masked(line) == line
+    path = url.partition(".corp/")[2] or url.partition(".com/")[2]
+    assert secret not in secrets.masked(f"{secret} at {url}") or path == "driftguard"
+    assert secrets.masked(path.strip("/")) == (path if path == "driftguard" else MASK)
+
+
 def test_a_key_whose_variable_ends_in_a_line_break_is_masked() -> None:
     """Senders leave it out, and what they send is in their errors."""
     assert Secrets(["hunter2hunter2\n"]).masked("Bearer hunter2hunter2, sent") == f"Bearer {MASK}, sent"
