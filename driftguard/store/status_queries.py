@@ -52,7 +52,7 @@ def speeds(session: Session, now: datetime, stream_ids: Sequence[int]) -> dict[i
             func.coalesce(func.sum(count).filter(earlier), 0),
             func.coalesce(func.sum(seconds).filter(earlier), 0),
         )
-        .where(_of(stream_ids), Rollup.minute >= edge - EARLIER, Rollup.kind != "probe")
+        .where(_of(stream_ids), *_between(edge - EARLIER, now))
         .group_by(Rollup.stream_id, Rollup.segment)
     )
     found: dict[int, dict[str, SegmentSpeed]] = defaultdict(dict)
@@ -80,7 +80,7 @@ def lengths(session: Session, now: datetime, stream_ids: Sequence[int]) -> dict[
     accepted = [func.sum(Rollup.accepted_per_position[place]) for place in places]
     query = (
         select(Rollup.stream_id, func.sum(Rollup.steps), func.sum(Rollup.emitted), *drafted, *accepted)
-        .where(_of(stream_ids), Rollup.minute >= now - RECENT, Rollup.kind != "probe")
+        .where(_of(stream_ids), *_between(now - RECENT, now))
         .group_by(Rollup.stream_id)
         .having(func.sum(Rollup.steps) > 0)
     )
@@ -101,10 +101,7 @@ def requests_per_day(session: Session, now: datetime, stream_ids: Sequence[int])
     query = (
         select(Rollup.stream_id, func.sum(Rollup.records), since)
         .join(Stream, Stream.id == Rollup.stream_id)
-        .where(_of(stream_ids))
-        .where(
-            Rollup.minute >= now - PRESENT, Rollup.minute <= now + FUTURE_TOLERANCE, Rollup.kind != "probe"
-        )
+        .where(_of(stream_ids), *_between(now - PRESENT, now))
         .where(Stream.first_seen_at <= now - SHORTEST)
         .group_by(Rollup.stream_id, Stream.first_seen_at)
     )
@@ -112,6 +109,11 @@ def requests_per_day(session: Session, now: datetime, stream_ids: Sequence[int])
         stream_id: float(records) / ((now - start) / timedelta(days=1))
         for stream_id, records, start in session.execute(query)
     }
+
+
+def _between(since: datetime, now: datetime) -> tuple[ColumnElement[bool], ...]:
+    """Traffic from then on, without what a clock that was ahead has dated later than now."""
+    return Rollup.minute >= since, Rollup.minute <= now + FUTURE_TOLERANCE, Rollup.kind != "probe"
 
 
 def _of(stream_ids: Sequence[int]) -> ColumnElement[bool]:

@@ -1,4 +1,4 @@
-"""What the status counts of the last day."""
+"""What the status counts of the last day, and of the last minutes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sqlalchemy import select, update
 
 from driftguard.store.database import Database
 from driftguard.store.records import insert_batches
-from driftguard.store.status_queries import requests_per_day
+from driftguard.store.status_queries import lengths, requests_per_day, speeds
 from driftguard.store.streams import StreamRegistry
 from driftguard.store.tables import Stream
 from tests.store.samples import make_records
@@ -44,3 +44,19 @@ def test_records_that_were_kept_back_before_their_stream_was_known_make_no_day_o
         assert requests_per_day(session, NOW, [stream_id]) == {
             stream_id: pytest.approx(120 * 24 / 11, rel=0.01)
         }
+
+
+def test_requests_that_a_clock_which_was_ahead_has_dated_are_not_of_the_last_minutes(
+    database: Database,
+) -> None:
+    """Else tokens per second and acceptance length are those of then, for as long as it was ahead."""
+    batches = [
+        make_records(3, segments=1, steps=10, emitted=20, ended_at=NOW),
+        make_records(40, seed=1, segments=1, ended_at=NOW + timedelta(days=2)),
+    ]
+    with database.session() as session:
+        insert_batches(session, batches, StreamRegistry(), NOW)
+        stream_id = session.scalars(select(Stream.id)).one()
+        (speed,) = speeds(session, NOW, [stream_id])[stream_id].values()
+        length = lengths(session, NOW, [stream_id])[stream_id]
+    assert (speed.recent.requests, length.steps, length.emitted) == (3, 30, 60)
