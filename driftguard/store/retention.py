@@ -21,6 +21,7 @@ from sqlalchemy.exc import OperationalError
 
 from driftguard.records import FUTURE_TOLERANCE
 from driftguard.settings import RetentionSettings
+from driftguard.store import sources
 from driftguard.store.database import MAINTENANCE, Database
 from driftguard.store.partitions import (
     OF_TIERS,
@@ -74,6 +75,7 @@ def maintain(database: Database, now: datetime, retention: RetentionSettings) ->
                 oldest = now - timedelta(days=days) - _GRACE
                 _detach_old(connection, table, oldest.astimezone(UTC).date())
         dropped += _drop_marked(database, connection)
+        connection.execute(sources.forgotten(now))  # where none is scraped any more, nobody else does it
         return Maintenance(created, dropped, captures, unrecorded)
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from sqlalchemy import case, delete, func, select, update
+from sqlalchemy import Delete, case, delete, func, select, update
 from sqlalchemy.dialects.postgresql import Insert, insert
 from sqlalchemy.orm import Session
 
@@ -49,7 +49,12 @@ def store(session: Session, states: Sequence[SourceState]) -> None:
     _note_starts(session, states)
     _note_versions(session, [state for state in states if state.version])
     newest = max(state.scraped_at for state in states)
-    session.execute(delete(Source).where(Source.scraped_at < newest - FORGOTTEN_AFTER))
+    session.execute(forgotten(newest))
+
+
+def forgotten(now: datetime) -> Delete:
+    """Removes the servers of which nothing has been read for long, as they are in no settings any more."""
+    return delete(Source).where(Source.scraped_at < now - FORGOTTEN_AFTER)
 
 
 def store_pushed(session: Session, states: Sequence[SourceState]) -> None:

@@ -21,7 +21,9 @@ from driftguard.store import retention
 from driftguard.store.database import INGEST, MAINTENANCE, Database
 from driftguard.store.records import insert_batches
 from driftguard.store.retention import maintain
+from driftguard.store.sources import all_sources
 from driftguard.store.streams import StreamRegistry
+from driftguard.store.tables import Source
 from tests.conftest import PATIENCE_SECONDS
 from tests.store.samples import make_records
 from tests.store.test_partitions import NOON, RETENTION, partitions
@@ -284,6 +286,19 @@ def test_tables_that_others_detached_or_made_stay(database: Database) -> None:
     maintain(database, NOON, RETENTION)
     assert existing(database, f"records_{OLD_DAY}")
     assert existing(database, "records_20250101")
+
+
+def test_scraped_servers_are_forgotten_also_where_none_is_scraped_any_more(database: Database) -> None:
+    """As after the last of the sources went out of the settings: they were `reporting` for good."""
+    now = datetime.now(UTC)
+    with database.session() as session:
+        for server, hours in (("gone", 25), ("paused", 23)):
+            at = now - timedelta(hours=hours)
+            told = {"kind": "vllm", "url": "http://a:1/metrics", "condition": "reporting", "detail": ""}
+            session.add(Source(server=server, since=at, scraped_at=at, interval_seconds=15.0, **told))
+    maintain(database, now, RETENTION)
+    with database.session() as session:
+        assert [source.server for source in all_sources(session)] == ["paused"]
 
 
 def test_one_sidecar_at_a_time_removes(database: Database) -> None:
