@@ -50,7 +50,7 @@ from driftguard.detection.steps.cycles import (
     rows_until_cycle_counts,
     tally,
     with_effects,
-    without_current,
+    with_onset,
 )
 from driftguard.detection.steps.dependence import (
     after_incident,
@@ -283,7 +283,8 @@ def _with_incident(state: StreamState, direction: int, incident: OpenIncident | 
 
 def _opened(state: StreamState, direction: int, incident: OpenIncident) -> StreamState:
     state = replace(_without_newest_turns(state), joining=np.zeros_like(state.joining))
-    return without_current(without_evidence(_with_incident(state, direction, incident), direction), incident)
+    state = without_evidence(_with_incident(state, direction, incident), direction)
+    return with_onset(state, incident, direction)
 
 
 def _without_newest_turns(state: StreamState) -> StreamState:

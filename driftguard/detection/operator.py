@@ -38,7 +38,7 @@ def treat_as_usual(state: StreamState, direction: Direction, cycle: Literal["day
     say; from the next observation on, and whether or not they suffice to be sure.
 
     Ends the open incident of this direction. Nothing else changes where no such cycle is over that counts, or
-    where what it says is used already. Without an open incident, the same state.
+    where what it says is used already and has not moved. Without an open incident, the same state.
     """
     incident = state.incidents[DIRECTIONS.index(direction)]
     if incident is None:
@@ -49,7 +49,7 @@ def treat_as_usual(state: StreamState, direction: Direction, cycle: Literal["day
     base = baselines(state.reference, state.inflation, state.measured_at, state.of_windows)
     changed = state.ready & np.isin(state.segment_of_stratum, incident.segments)
     after = taken_as_usual(profile, FACTORS[place], changed, base.inflation * base.variance)
-    anew = after.used != profile.used
+    anew = (after.used != profile.used) | (after.moved != profile.moved)
     if not anew.any():
         return state
     profiles = (*state.profiles[:place], after, *state.profiles[place + 1 :])

@@ -197,3 +197,35 @@ def test_weekends_taken_as_usual_stay_so_after_a_silent_one_and_a_clock_set_back
     state = treat_as_usual(state, "down", "week")
     _, findings = restarted(batch[asked:], 2, state)
     assert [each for each in opened(findings) if each.direction == "down"] == []
+
+
+def office_hours(rng: np.random.Generator, at: Floats, moved: float) -> Floats:
+    """Means that are lower from nine to five, in UTC an hour earlier from that day on."""
+    hour = (at + HOUR * (at >= moved * DAY)) % DAY / HOUR
+    return 0.7 - 0.15 * np.clip(hour - 8.5, 0.0, 1.0) * np.clip(17.5 - hour, 0.0, 1.0)
+
+
+def test_office_hours_an_hour_earlier_as_clocks_are_changed_are_learned_anew_in_three_days() -> None:
+    rng = np.random.default_rng([707])
+    at = moments(rng, 13.0, 3_000, [(4.0, 4.2)])
+    batch = traffic(rng, at, office_hours(rng, at, 8.0), [])
+    state, findings = restarted(batch, 1)
+    days = [at[each.ordinal - 1] / DAY for each in opened(findings)]
+    assert [day for day in days if 3.0 <= day < 8.0] == []
+    assert [day for day in days if day >= 8.0] != []
+    assert [day for day in days if day >= 11.0] == []
+    assert follows(state)["day"] > 0.05
+
+
+def test_a_rhythm_that_has_moved_is_taken_as_usual_by_its_first_whole_day() -> None:
+    rng = np.random.default_rng([708])
+    at = moments(rng, 12.0, 2_000, [])
+    batch = traffic(rng, at, office_hours(rng, at, 7.0), [])
+    asked = int(np.searchsorted(at, 9.0 * DAY))  # at the third fall of an hour
+    state, _ = restarted(batch[:asked], 1)
+    while state.incidents[0] is None:
+        state, _ = fold(CONFIG, state, batch[asked : asked + 1])
+        asked += 1
+    assert at[asked] < 9.5 * DAY
+    _, findings = restarted(batch[asked:], 2, treat_as_usual(state, "down", "day"))
+    assert opened(findings) == []

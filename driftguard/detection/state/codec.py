@@ -85,6 +85,7 @@ class _Profile(msgspec.Struct, array_like=True):
     used: _Array
     effect: _Array
     variance: _Array
+    moved: _Array | None = None  # not in states of before
 
 
 class _Sessions(msgspec.Struct, array_like=True):
@@ -165,6 +166,7 @@ class _State(msgspec.Struct, array_like=True):
     day_begun: tuple[int, int, int] = (NOT_BEGUN, 0, 0)
     past_changes: _Array = msgspec.field(default_factory=lambda: _array(np.zeros((0, 3), dtype=np.int64)))
     turns: _Array | None = None  # nor where there are none
+    onsets: _Array | None = None
 
 
 _decode_wire = msgspec.msgpack.Decoder(_State).decode
@@ -194,6 +196,8 @@ def decode_state(data: bytes) -> StreamState:
         columns = {name: _unpack(getattr(wire, name)) for name in wire.__struct_fields__ if name != "history"}
         _begin_anew_where_lost(columns)
         _with_turns(columns)
+        if columns["onsets"] is None:
+            columns["onsets"] = np.zeros((len(columns["ready_ordinal"]), 2), dtype=np.int64)
         total = int(columns["drafted_requests"].sum())
         return StreamState(**columns, history=_history(wire.history, total))
     except (msgspec.DecodeError, ValueError, TypeError) as error:
@@ -253,7 +257,10 @@ def _unpack(value: Any) -> Any:
             columns["told"] = np.tile(UNTOLD, (len(columns["seen"]), 1))
         return OpenIncident(**columns)
     if isinstance(value, _Profile):
-        return Profile(**{item.name: _unpack(getattr(value, item.name)) for item in fields(Profile)})
+        columns = {item.name: _unpack(getattr(value, item.name)) for item in fields(Profile)}
+        if value.moved is None:
+            columns["moved"] = np.zeros_like(columns["used"])
+        return Profile(**columns)
     if isinstance(value, tuple):
         return tuple(_unpack(item) for item in value)
     return value

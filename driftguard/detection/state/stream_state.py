@@ -169,6 +169,8 @@ class StreamState:
     # are over, or (from 0) something else was expected of it; as far as the history reaches
     past_changes: Ints = field(default_factory=lambda: np.zeros((0, 3), dtype=np.int64))
     turns: Floats = field(default_factory=lambda: np.zeros((0, KEPT, OF_TURNS)))  # [C, ..] see turns.py
+    # [C, 2] when the newest incident that named it began, by direction, in milliseconds since 1970: cycles.py
+    onsets: Ints = field(default_factory=lambda: np.zeros((0, 2), dtype=np.int64))
 
     @property
     def ready(self) -> NDArray[np.bool_]:
@@ -314,6 +316,7 @@ def with_strata(
         recoveries=np.concatenate([state.recoveries, _ints(added)]),
         profiles=tuple(profile.followed_by(added) for profile in state.profiles),
         turns=np.concatenate([state.turns, np.zeros((added, KEPT, OF_TURNS))]),
+        onsets=np.concatenate([state.onsets, np.zeros((added, 2), dtype=np.int64)]),
     ), codes
 
 

@@ -36,8 +36,9 @@ A cycle counts when it has LEAST_REQUESTS requests in `least_cells` cells. One w
 requests in cells known before cannot be compared with those before: what was learned is given up.
 Until a profile is used it raises alarms, as nothing tells it from a change before cycles have passed; those
 with incidents therefore count. After that, requests of segments with an open incident do not, so that a
-step within a cycle is not taken for its cells. A profile that changes so much that it raises alarms again is
-learned anew with an accepted new normal.
+step within a cycle is not taken for its cells. Where incidents begin at the same time of two cycles in a row
+(`begins_again`), what is usual has moved, as office hours do in UTC when clocks are changed: what was learned
+is forgotten, and used until LEAST_CYCLES more say what is usual now. Those with incidents count again.
 Assumptions: cells act on acceptance in the same way in every cycle, up to slow changes; cycles disagree
 independently; the effects of several factors add up.
 Papers: Scheffe, The Analysis of Variance (1959), chapter 4; Morris 1983 (empirical Bayes).
@@ -57,7 +58,7 @@ from driftguard.detection.findings import FactorName
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-MILLISECONDS_PER_DAY = 86_400_000
+HOUR, MILLISECONDS_PER_DAY = 3_600_000, 86_400_000
 NOT_BEGUN = -(2**31)
 LEAST_CYCLES = 2
 LEAST_REQUESTS = 100.0
@@ -100,6 +101,7 @@ class Factor:
     forgetting: float  # age in cycles by which the weight has fallen to 1 / e
     coarse: bool  # acceptance drifts enough within a cycle, and changes enough within a cell, to be seen to
     repeated: float  # of the cells, weighted by age, that must have been seen again before a profile is used
+    same_time: int = -1  # of a cycle: moments up to so many milliseconds apart; below 0: there is none
 
     def number(self, ended_ms: Ints) -> Ints:
         """Of the cycle that each moment lies in [T]."""
@@ -114,14 +116,19 @@ class Factor:
             return np.asarray(np.clip(steps, 0, self.cells - 1))
         return np.asarray(rows.ended_ms % self.milliseconds * self.cells // self.milliseconds)
 
+    def begins_again(self, onset_ms: int, before_ms: Ints) -> NDArray[np.bool_]:
+        """Whether what began at this moment begins a cycle after what began at those [C]."""
+        apart = np.abs(onset_ms - before_ms - self.milliseconds)
+        return np.asarray(apart <= self.same_time)
+
     @property
     def lost(self) -> float:
         """Degrees of freedom that a_d takes."""
         return 2.0 if self.coarse else 1.0
 
 
-DAY = Factor("day", MILLISECONDS_PER_DAY, 24, 6, 14.0, coarse=False, repeated=0.0)
-WEEK = Factor("week", 7 * MILLISECONDS_PER_DAY, 28, 7, 8.0, coarse=True, repeated=0.7)
+DAY = Factor("day", MILLISECONDS_PER_DAY, 24, 6, 14.0, coarse=False, repeated=0.0, same_time=3 * HOUR)
+WEEK = Factor("week", 7 * MILLISECONDS_PER_DAY, 28, 7, 8.0, coarse=True, repeated=0.7, same_time=12 * HOUR)
 PROMPT = Factor("prompt", MILLISECONDS_PER_DAY, PROMPT_CELLS, 2, 14.0, coarse=False, repeated=0.0)
 ANSWER = Factor("answer", MILLISECONDS_PER_DAY, 8, 2, 14.0, coarse=False, repeated=0.0)
 FACTORS = (DAY, WEEK, PROMPT, ANSWER)
@@ -149,6 +156,7 @@ class Profile:
     used: NDArray[np.bool_]  # [C]
     effect: Floats  # [C, H] what is added to the line; 0 unless used
     variance: Floats  # [C, H] of the effect
+    moved: NDArray[np.bool_]  # [C] what is used is of before, and to be learned anew
 
     @classmethod
     def none(cls, cells: int, strata: int = 0) -> Profile:
@@ -163,6 +171,7 @@ class Profile:
             used=np.zeros(strata, dtype=np.bool_),
             effect=nothing,
             variance=nothing,
+            moved=np.zeros(strata, dtype=np.bool_),
         )
 
     @property
@@ -176,8 +185,15 @@ class Profile:
 
     def with_current(self, current: Floats, *, strays: int) -> Profile:
         """With these sums of the cycle under way."""
-        rest = self.totals, self.cycles, self.reference, self.used, self.effect, self.variance
+        rest = self.totals, self.cycles, self.reference, self.used, self.effect, self.variance, self.moved
         return Profile(self.number, strays, current, *rest)
+
+    def learned_anew(self, strata: NDArray[np.bool_]) -> Profile:
+        """In which these strata [C] have moved: nothing is known but what is used until more is."""
+        begun = strata & self.used & ~self.moved
+        totals = np.where(begun[:, None, None], 0.0, self.totals)
+        cycles = np.where(begun[:, None], 0.0, self.cycles)
+        return replace(self, totals=totals, cycles=cycles, moved=self.moved | begun)
 
     def followed_by(self, strata: int) -> Profile:
         """With a row for each of so many new strata."""
@@ -270,7 +286,8 @@ def tallied(
 def cycle_over(
     profile: Profile, factor: Factor, number: int, ignore: float
 ) -> tuple[Profile, NDArray[np.bool_]]:
-    """When cycle `number` begins, and in which strata [C] a profile comes into use or is given up."""
+    """When cycle `number` begins, and in which strata [C] a profile comes into use, is another after it had
+    moved, or is given up."""
     before, over, counted = profile.used, profile.current, counts(profile.current, factor)
     profile = replace(profile, number=number, strays=0, current=np.zeros_like(over))
     if not counted.any():
@@ -279,8 +296,15 @@ def cycle_over(
     shrunken, left, differ = _cells(profile, factor, SMALLEST_DISAGREEMENT)
     effect, variance = _against_reference(profile.reference, shrunken, left)
     matters = differ & (amplitude(effect) > ignore)
-    used = profile.used | (counted & matters & (profile.cycles[:, 0] >= LEAST_CYCLES))
-    return _using(profile, used, effect, variance), used != before
+    enough = profile.cycles[:, 0] >= LEAST_CYCLES
+    used, moved = profile.used | (counted & matters & enough), profile.moved & ~enough
+    after = _using(
+        replace(profile, moved=moved),
+        used,
+        np.where(moved[:, None], profile.effect, effect),
+        np.where(moved[:, None], profile.variance, variance),
+    )
+    return after, (used != before) | (profile.moved & enough)
 
 
 def taken_as_usual(profile: Profile, factor: Factor, strata: NDArray[np.bool_], noise: Floats) -> Profile:
@@ -289,9 +313,9 @@ def taken_as_usual(profile: Profile, factor: Factor, strata: NDArray[np.bool_], 
     of a cell that has one."""
     shrunken, left, _ = _cells(profile, factor, noise[:, None])
     effect, variance = _against_reference(profile.reference, shrunken, left)
-    anew = strata & (profile.cycles[:, 0] >= 1.0) & ~profile.used
+    anew = strata & (profile.cycles[:, 0] >= 1.0) & (~profile.used | profile.moved)
     return _using(
-        profile,
+        replace(profile, moved=profile.moved & ~anew),
         profile.used | anew,
         np.where(anew[:, None], effect, profile.effect),
         np.where(anew[:, None], variance, profile.variance),
@@ -331,7 +355,7 @@ def _with_cycle(profile: Profile, factor: Factor, over: Floats, counted: NDArray
         profile,
         totals=np.where(counted[:, None, None], kept[:, :, None] * profile.totals + added, profile.totals),
         cycles=np.where(counted[:, None], cycles, profile.cycles),
-        used=profile.used & ~(counted & anew[:, 0]),
+        used=profile.used & ~(counted & anew[:, 0] & ~profile.moved),
     )
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from driftguard.detection.findings import Finding, ProfileLearned
 from driftguard.detection.state.columns import Columns
-from driftguard.detection.state.stream_state import DIRECTIONS, Floats, OpenIncident, StreamState
+from driftguard.detection.state.stream_state import DIRECTIONS, Floats, Ints, OpenIncident, StreamState
 from driftguard.detection.statistics.baseline import (
     Baselines,
     length_of_acceptance,
@@ -188,7 +188,7 @@ def with_effects(state: StreamState, rows: Columns) -> Columns:
 def tally(state: StreamState, base: Baselines, rows: Columns) -> Profiles:
     """The state's profiles after their cycles have counted the rows that hold evidence.
 
-    Once a profile is used, a segment with an open incident says nothing about it.
+    Once a profile is used, a segment with an open incident says nothing about it, unless it has moved.
     """
     evident = state.ready[rows.stratum] & (rows.fresh > 0.0)
     unexplained = rows.x - line(base, rows) - rows.effect
@@ -208,18 +208,26 @@ def tally(state: StreamState, base: Baselines, rows: Columns) -> Profiles:
     return tuple(profiles)
 
 
-def without_current(state: StreamState, incident: OpenIncident) -> StreamState:
-    """The state that forgets the day and the week so far where an incident opens: the change lies within."""
-    return replace(
-        state,
-        profiles=tuple(
-            replace(
-                profile,
-                current=np.where(_changed(state, profile, incident)[:, None, None], 0.0, profile.current),
-            )
-            for profile in state.profiles
-        ),
+def with_onset(state: StreamState, incident: OpenIncident, direction: int) -> StreamState:
+    """The state in which an incident opens, or is joined by segments. It forgets the day and the week so far,
+    as the change lies within; but where an incident of this direction began a day or a week before, what is
+    usual has moved, and is learned anew."""
+    profiles = tuple(
+        _with_onset(state, factor, profile, incident, state.onsets[:, direction])
+        for factor, profile in zip(FACTORS, state.profiles, strict=True)
     )
+    own, onsets = np.isin(state.segment_of_stratum, incident.segments), state.onsets.copy()
+    onsets[own, direction] = incident.change_point_ms
+    return replace(state, profiles=profiles, onsets=onsets)
+
+
+def _with_onset(
+    state: StreamState, factor: Factor, profile: Profile, incident: OpenIncident, before_ms: Ints
+) -> Profile:
+    again = factor.begins_again(incident.change_point_ms, before_ms)
+    profile = profile.learned_anew(again & np.isin(state.segment_of_stratum, incident.segments))
+    forgotten = _changed(state, profile, incident)[:, None, None]
+    return replace(profile, current=np.where(forgotten, 0.0, profile.current))
 
 
 def _disturbed(state: StreamState, profile: Profile) -> NDArray[np.bool_]:
@@ -229,4 +237,5 @@ def _disturbed(state: StreamState, profile: Profile) -> NDArray[np.bool_]:
 
 
 def _changed(state: StreamState, profile: Profile, incident: OpenIncident) -> NDArray[np.bool_]:
-    return profile.used & np.isin(state.segment_of_stratum, incident.segments)
+    """Strata [C] of it that are used as they are."""
+    return profile.used & ~profile.moved & np.isin(state.segment_of_stratum, incident.segments)
