@@ -258,6 +258,7 @@ def _closed_json(finding: DriftClosed) -> dict[str, Any]:
         "opened_record": finding.opened_ordinal,
         "change_point": finding.change_point,
         "segments": [_change_json(change) for change in finding.segments],
+        "left": list(finding.left),
     }
 
 
@@ -334,7 +335,8 @@ def event_text(event: ReplayEvent) -> str:
             lines = [
                 f"{head} {acceptance} {why[finding.reason]}; reported at record {finding.opened_ordinal}"
             ]
-            return "\n".join([*lines, *map(_change_text, finding.segments)])
+            left = [f"  it goes on in {', '.join(finding.left)}"] if finding.left else []
+            return "\n".join([*lines, *map(_change_text, finding.segments), *left])
         case AlarmWithheld():
             moved = {"down": "fallen", "up": "risen"}[finding.direction]
             return f"{head} alarm withheld: the mean of the requests has not {moved}"

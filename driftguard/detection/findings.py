@@ -198,6 +198,7 @@ class DriftClosed:
     change_point: int
     reason: CloseReason
     segments: tuple[SegmentChange, ...]  # after: since the recovery began, or since the change
+    left: tuple[str, ...] = ()  # segments of which a rise goes on, where it has become the norm in the others
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ from driftguard.detection.steps.dependence import (
 from driftguard.detection.steps.evidence import keep_evidence, watch, without_evidence
 from driftguard.detection.steps.expectation import predicted
 from driftguard.detection.steps.first_part import with_rest_judged
-from driftguard.detection.steps.new_normal import became_normal, lasts, learned_anew
+from driftguard.detection.steps.new_normal import became_normal, learned_anew, parted
 from driftguard.detection.steps.open_incident import looked_again, open_incident, widen_incident
 from driftguard.detection.steps.recovery import closed, keep_tests, requests_until_silent, run_tests
 from driftguard.detection.steps.reference_period import (
@@ -177,10 +177,12 @@ def _with_measurement(config: DetectorConfig, state: StreamState) -> tuple[Strea
 def _with_lasting_rise(state: StreamState) -> tuple[StreamState, list[Finding]]:
     """The state in which a rise that lasts has become the norm (`new_normal.py`)."""
     rise = state.incidents[1]
-    if rise is None or not lasts(state, rise):
+    lasting, left = (None, None) if rise is None else parted(state, rise)
+    if lasting is None:
         return state, []
-    finding = became_normal(state, history_rows(state), rise, 1)
-    return learned_anew(_ended(state, 1, finding.ended_at), rise, LASTED), [finding]
+    finding = became_normal(state, history_rows(state), lasting, 1, left)
+    ended = _ended(_with_incident(state, 1, lasting), 1, finding.ended_at)
+    return learned_anew(_with_incident(ended, 1, left), lasting, LASTED), [finding]
 
 
 def _with_look(

@@ -128,7 +128,7 @@ def widen(session: Session, stream: Stream, finding: DriftWidened, now: datetime
     acceptance is that of all, and its cost is measured anew, which may make it graver
     (`cost_measurement.py`)."""
     for incident in incidents.unresolved_of(session, stream.id, finding.direction):
-        named = set(names_of(incident.segments))
+        named = {each.segment for each in incident.segments if each.back_at is None}
         joined = _segments([change for change in finding.segments if change.segment not in named])
         if not joined:
             continue
@@ -178,11 +178,15 @@ def join(
 
 
 def close(session: Session, incident: Incident, finding: DriftClosed, now: datetime) -> None:
-    """The detector says that what it found is over: the incident is, but for segments that a comparison found
-    and that are not back."""
+    """The detector says that what it found is over, or the norm: the incident is over, but for segments of
+    which it goes on, and those that a comparison found and that are not back."""
     ended_at = datetime.fromtimestamp(finding.ended_at, UTC)
     of_alarm = incident.evidence.is_of_alarm
-    over = [each.segment for each in incident.segments if not each.is_compared(of_alarm=of_alarm)]
+    over = [
+        each.segment
+        for each in incident.segments
+        if not each.is_compared(of_alarm=of_alarm) and each.segment not in finding.left
+    ]
     is_back = finding.reason == "recovered"
     reason = closing_reason(finding) if finding.segments else SILENT.format(", ".join(over))
     come_back(session, incident, over, reason, now, ended_at, is_back=is_back)
@@ -207,8 +211,9 @@ def come_back(
         for each in incident.segments
     )
     if left := [each.segment for each in incident.segments if each.back_at is None]:
-        are = "is" if len(left) == 1 else "are"
-        incidents.note(session, incident, f"{reason}; {', '.join(left)} {are} not back yet", now)
+        names, are = ", ".join(left), "is" if len(left) == 1 else "are"
+        told = f"the rise goes on in {names}" if incident.direction == "up" else f"{names} {are} not back yet"
+        incidents.note(session, incident, f"{reason}; {told}", now)
         return
     mitigated = at if is_back else None
     incidents.move(session, incident.id, "resolved", reason, now, mitigated_at=mitigated, last_record_at=at)

@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from driftguard.detection import BaselineReady, DetectorConfig, DriftClosed, DriftOpened, StreamState, fold
+from driftguard.detection import (
+    BaselineReady,
+    DetectorConfig,
+    DriftClosed,
+    DriftOpened,
+    ObservationBatch,
+    StreamState,
+    fold,
+)
 from driftguard.detection.state.codec import decode_state, encode_state
 from driftguard.detection.steps.new_normal import LASTS_REQUESTS
 from tests.detection.traffic import fold_all, requests
@@ -41,6 +49,34 @@ def test_a_rise_that_goes_back_before_it_lasted_is_a_recovery() -> None:
     assert [each.direction for each in moves] == ["up", "up"]
     assert isinstance(moves[1], DriftClosed)
     assert moves[1].reason == "recovered"
+
+
+def with_rare_segment(*parts: tuple[float, int]) -> ObservationBatch:
+    """(mean of either segment, requests), of which one in 25 is of the rare one."""
+    rng = np.random.default_rng(96)
+    means = np.concatenate([np.full(n, mean) for mean, n in parts])
+    return requests(rng, means, ["rare" if rare else "chat" for rare in rng.random(len(means)) < 0.04])
+
+
+def test_a_rare_segment_keeps_no_other_from_its_new_norm() -> None:
+    batch = with_rare_segment((0.6, 12_000), (0.75, 12_000), (0.6, 1_500))
+    findings = fold_all(batch, CONFIG)[1]
+    (norm,) = [each for each in findings if isinstance(each, DriftClosed) and each.reason == "became_normal"]
+    assert [change.segment for change in norm.segments] == ["chat"]
+    assert norm.left == ("rare",)
+    falls = [each for each in findings if isinstance(each, DriftOpened) and each.direction == "down"]
+    assert 24_000 < falls[0].ordinal < 24_200
+    assert [change.segment for change in falls[0].segments] == ["chat"]
+
+
+def test_a_rise_that_became_the_norm_in_part_does_not_depend_on_how_observations_are_batched() -> None:
+    batch = with_rare_segment((0.6, 12_000), (0.75, 8_000))
+    whole, findings = fold(CONFIG, StreamState(), batch)
+    assert [each.left for each in findings if isinstance(each, DriftClosed)] == [("rare",)]
+    state = StreamState()
+    for start in range(0, len(batch), 377):
+        state, _ = fold(CONFIG, decode_state(encode_state(state)), batch[start : start + 377])
+    assert encode_state(state) == encode_state(whole)
 
 
 def test_a_fall_that_lasts_stays_an_incident() -> None:

@@ -401,6 +401,43 @@ def test_a_segment_that_falls_while_another_is_down_joins_the_incident_and_its_h
     assert {each.state for each in all_incidents(database)} == {"resolved"}
 
 
+def test_a_rise_that_has_become_the_norm_of_one_segment_goes_on_in_the_other(database: Database) -> None:
+    traffic = Traffic(seed=6)
+    high = {"code": 0.9, "english": 0.7}
+    low = {"code": 0.6, "english": 0.5}
+
+    def draw(count: int, rates: dict[str, float]) -> None:
+        """Ten of code for each of english."""
+        code = {"code": rates["code"]}
+        for _ in range(count // 11):
+            store(database, traffic.draw(10, code) + traffic.draw(1, {"english": rates["english"]}))
+
+    draw(3_300, low)
+    draw(6_600, high)
+    pipeline = new_pipeline(database, batch_records=2_000)
+    fold_and_examine(pipeline, database)
+    (rise,) = all_incidents(database)
+    assert rise.state == "open"
+    assert {each.segment: each.back_at is not None for each in rise.segments} == {
+        "code": True,
+        "english": False,
+    }
+    with database.session() as session:
+        steps = [step.reason for step in incidents.transitions(session, rise.id)]
+    assert steps[-1].startswith("the rise has lasted, and is the baseline from now on: code 0.")
+    assert steps[-1].endswith("; the rise goes on in english")
+    draw(330, {**high, "code": 0.6})
+    fold_and_examine(pipeline, database)
+    fall = all_incidents(database)[-1]
+    assert (fall.direction, names_of(fall.segments)) == ("down", ("code",))
+    draw(2_200, low)
+    fold_and_examine(pipeline, database)
+    assert {each.direction: each.state for each in all_incidents(database)} == {
+        "up": "resolved",
+        "down": "open",
+    }
+
+
 def test_the_last_of_64_segments_is_judged_by_itself_and_named(database: Database) -> None:
     """Beside 'other', in which the rest is stored."""
     traffic = Traffic(seed=5)

@@ -87,15 +87,23 @@ class OpenIncident:
         """With the segments of `more` and their tests."""
         columns: dict[str, Any] = {
             name: np.concatenate([getattr(self, name), getattr(more, name)])
-            for name in ("segments", "evidence", "alarm_ordinal", "halfway", *_OF_TESTS, "told")
+            for name in (*_OF_SEGMENTS, *_OF_TESTS, "told")
         }
         return replace(self, test=np.concatenate([self.test, more.test + len(self.outcome)]), **columns)
+
+    def of_tests(self, tests: NDArray[np.bool_]) -> OpenIncident:
+        """With the segments of these tests [K] only."""
+        own = tests[self.test]
+        columns = {name: getattr(self, name)[own] for name in _OF_SEGMENTS}
+        columns |= {name: getattr(self, name)[tests] for name in (*_OF_TESTS, "told")}
+        return replace(self, test=(np.cumsum(tests) - 1)[self.test[own]], **columns)
 
     def tested_anew(self, now: int) -> OpenIncident:
         """With recovery tests that have not begun; `now` as in `untested`."""
         return replace(self, **untested(len(self.outcome), now))
 
 
+_OF_SEGMENTS = ("segments", "evidence", "alarm_ordinal", "halfway")
 _OF_TESTS = ("wealth", "seen", "last_seen", "outcome")
 
 

@@ -1,6 +1,6 @@
 """A level that is here to stay becomes the norm: the baseline of what changed is learned anew, and says so.
 
-An operator says so, or a rise lasts: where it has not gone back in LASTS observations of its segments, a fall
+An operator says so, or a rise lasts: where it has not gone back in LASTS observations of a segment, a fall
 from the new level must be found, and against the old baseline it would only be a recovery. A dozen windows
 make a baseline on a busy server: a rise from it is the norm where it lasts LASTS_TIMES as long. A fall that
 lasts never becomes the norm by itself.
@@ -27,21 +27,27 @@ LASTS_REQUESTS, LASTS_WINDOWS = 5_000, 1_440
 LASTS_TIMES = 4  # the windows of the baseline: four fifths of all there were are at the new level then
 
 
-def lasts(state: StreamState, incident: OpenIncident) -> bool:
-    """Has every segment of the rise shown it for long enough? Not while one of them has also fallen."""
-    fall = state.incidents[0]
-    if fall is not None and np.isin(fall.segments, incident.segments).any():
-        return False
-    own = np.isin(state.segment_of_stratum, incident.segments)
+def parted(state: StreamState, rise: OpenIncident) -> tuple[OpenIncident | None, OpenIncident | None]:
+    """(the segments that have shown the rise for long enough, the others); None where there are none. A rare
+    segment does not keep the others from it, nor one that has also fallen."""
+    own = np.isin(state.segment_of_stratum, rise.segments)
     enough = LASTS_REQUESTS
     if state.of_windows[own].all():
         enough = min(LASTS_TIMES * int(state.reference[own, REQUESTS].max()), LASTS_WINDOWS)
-    waiting = incident.outcome == WAITING
-    return bool((incident.seen[waiting] >= enough).all())
+    waiting = rise.outcome == WAITING
+    lasts = waiting & (rise.seen >= enough)
+    fall = state.incidents[0]
+    if fall is not None:
+        lasts[rise.test[np.isin(rise.segments, fall.segments)]] = False
+    if not lasts.any():
+        return None, rise
+    return (rise, None) if lasts[waiting].all() else (rise.of_tests(lasts), rise.of_tests(~lasts))
 
 
-def became_normal(state: StreamState, rows: Columns, incident: OpenIncident, direction: int) -> DriftClosed:
-    """What is said of a rise that lasts; `rows`: the history as columns."""
+def became_normal(
+    state: StreamState, rows: Columns, incident: OpenIncident, direction: int, left: OpenIncident | None
+) -> DriftClosed:
+    """What is said of a rise that lasts; `rows`: the history as columns; `left`: what goes on of it."""
     watched = rows[np.flatnonzero(state.ready[rows.stratum] & (rows.ordinal >= incident.change_point))]
     changes = []
     for place, code in enumerate(incident.segments.tolist()):
@@ -58,6 +64,7 @@ def became_normal(state: StreamState, rows: Columns, incident: OpenIncident, dir
         change_point=incident.change_point,
         reason="became_normal",
         segments=tuple(changes),
+        left=() if left is None else tuple(state.names[code] for code in left.segments.tolist()),
     )
 
 

@@ -26,7 +26,7 @@ from driftguard.detection.config import DetectorConfig
 from driftguard.detection.findings import BaselineReady, BaselineSettled, Finding, WhyBegun
 from driftguard.detection.observations import ObservationBatch
 from driftguard.detection.state.columns import Columns, counted, history_rows, requests_per_day
-from driftguard.detection.state.stream_state import Floats, StreamState
+from driftguard.detection.state.stream_state import LASTED, Floats, StreamState
 from driftguard.detection.statistics.baseline import (
     FIRST_CHECK,
     REQUESTS,
@@ -103,8 +103,15 @@ def requests_until_joining(state: StreamState) -> Floats:
 
 
 def _grows(state: StreamState) -> NDArray[np.bool_]:
-    """Where reference periods grow [C]: nowhere while an incident is open."""
-    return state.growing & (state.incidents == (None, None))
+    """Where reference periods grow [C]: nowhere while an incident is open, but for those that began as a rise
+    had lasted, while it goes on in other segments."""
+    down, up = state.incidents
+    if down is not None:
+        return np.zeros_like(state.growing)
+    if up is None:
+        return state.growing
+    others = ~np.isin(state.segment_of_stratum, up.segments)
+    return np.asarray(state.growing & others & (state.accepted_anew == LASTED))
 
 
 def with_reference(state: StreamState, rows: Columns, session_before: Floats) -> StreamState:
