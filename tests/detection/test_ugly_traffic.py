@@ -229,3 +229,14 @@ def test_a_rhythm_that_has_moved_is_taken_as_usual_by_its_first_whole_day() -> N
     assert at[asked] < 9.5 * DAY
     _, findings = restarted(batch[asked:], 2, treat_as_usual(state, "down", "day"))
     assert opened(findings) == []
+
+
+def test_what_is_usual_is_computed_without_a_warning_beside_a_segment_without_a_baseline() -> None:
+    rng = np.random.default_rng([709])
+    means = np.repeat([0.7, 0.4], [2_000, 200])
+    batch = requests(rng, means, ["new" if place == 1_000 else "chat" for place in range(len(means))])
+    state, _ = fold(CONFIG, StreamState(), batch)
+    assert state.incidents[0] is not None
+    assert not state.ready.all()
+    with np.errstate(all="raise"):
+        assert treat_as_usual(state, "down", "day").incidents[0] is None

@@ -311,7 +311,7 @@ def taken_as_usual(profile: Profile, factor: Factor, strata: NDArray[np.bool_], 
     """With what the cycles that are over say of these strata [C] in use, although they may be too few to be
     sure; unchanged where none is. `noise`: variance of one request [C], at least that of what one cycle says
     of a cell that has one."""
-    shrunken, left, _ = _cells(profile, factor, noise[:, None])
+    shrunken, left, _ = _cells(profile, factor, np.maximum(noise, SMALLEST_DISAGREEMENT)[:, None])
     effect, variance = _against_reference(profile.reference, shrunken, left)
     anew = strata & (profile.cycles[:, 0] >= 1.0) & (~profile.used | profile.moved)
     return _using(
