@@ -184,6 +184,14 @@ def test_the_dependence_is_measured_after_an_eighth_more_requests_from_the_basel
     assert measured_at == [total for total in due if total >= ready]
 
 
+def test_settings_that_come_after_an_incident_in_the_same_batch() -> None:
+    batch = requests(np.random.default_rng(13), np.repeat([0.7, 0.4], [2_500, 300]))
+    batch = replace(batch, num_speculative_tokens=np.where(np.arange(2_800) < 2_700, 4, 6))
+    whole = in_parts(DetectorConfig(), batch, [], restart=False)
+    assert any(isinstance(finding, DriftOpened) for finding in whole[1])
+    assert in_parts(DetectorConfig(), batch, [2_700], restart=True) == whole
+
+
 def test_folding_leaves_the_old_state_as_it_was() -> None:
     batch = eventful()
     state, _ = fold(DetectorConfig(), StreamState(), batch[:3_000])

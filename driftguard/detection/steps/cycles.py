@@ -217,7 +217,7 @@ def with_onset(state: StreamState, incident: OpenIncident, direction: int) -> St
         for factor, profile in zip(FACTORS, state.profiles, strict=True)
     )
     own, onsets = np.isin(state.segment_of_stratum, incident.segments), state.onsets.copy()
-    onsets[own, direction] = incident.change_point_ms
+    onsets[own & state.ready, direction] = incident.change_point_ms  # of those known by then, in any batch
     return replace(state, profiles=profiles, onsets=onsets)
 
 
