@@ -19,6 +19,7 @@ from driftguard.detection import (
     Finding,
     ObservationBatch,
     StreamState,
+    accept_new_normal,
     describe,
     fold,
 )
@@ -190,6 +191,22 @@ def test_settings_that_come_after_an_incident_in_the_same_batch() -> None:
     whole = in_parts(DetectorConfig(), batch, [], restart=False)
     assert any(isinstance(finding, DriftOpened) for finding in whole[1])
     assert in_parts(DetectorConfig(), batch, [2_700], restart=True) == whole
+
+
+def test_segments_that_begin_anew_in_another_order_than_they_came_in() -> None:
+    rng, names = np.random.default_rng(14), ["a", "b"] * 1_700
+    batch = requests(rng, np.repeat([0.7, 0.4], [3_000, 400]), names)
+    batch = replace(batch, output_tokens=batch.drafted)
+    state, _ = fold(DetectorConfig(), StreamState(), batch)
+    fallen = state.incidents[0]
+    assert fallen is not None
+    assert len(fallen.segments) == 2
+    state = accept_new_normal(state, "down")
+    more = requests(rng, np.full(20, 0.4), ["b"] * 10 + ["a"] * 10, first_ordinal=3_401)
+    more = replace(more, output_tokens=more.drafted)
+    whole, _ = fold(DetectorConfig(), state, more)
+    half, _ = fold(DetectorConfig(), state, more[:10])
+    assert encode_state(fold(DetectorConfig(), half, more[10:])[0]) == encode_state(whole)
 
 
 def test_folding_leaves_the_old_state_as_it_was() -> None:

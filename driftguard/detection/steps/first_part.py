@@ -31,8 +31,6 @@ from driftguard.detection.statistics.baseline import (
 )
 from driftguard.detection.statistics.bets import NOT_CUT
 from driftguard.detection.statistics.level_shift import (
-    BINS,
-    OF_BIN,
     LevelShift,
     add_to_bins,
     bin_size,
@@ -63,10 +61,11 @@ def with_bins(state: StreamState, code: int, added: Floats, ordinals: Ints) -> S
     if state.of_windows[code]:
         return state
     if code not in state.learning:
+        place = int(np.searchsorted(state.learning, code))  # in one order, in whichever batch they begin
         state = replace(
             state,
-            learning=np.append(state.learning, code),
-            bins=np.concatenate([state.bins, np.zeros((1, BINS, OF_BIN))]),
+            learning=np.insert(state.learning, place, code),
+            bins=np.insert(state.bins, place, 0.0, axis=0),
         )
     own, bins = int(np.flatnonzero(state.learning == code)[0]), state.bins.copy()
     bins[own] = add_to_bins(
