@@ -18,7 +18,7 @@ from driftguard.adapters.otlp_points import Point, is_in_the_future, refusal, se
 from driftguard.adapters.otlp_readings import Readings, Taken, TooManySeries
 from driftguard.adapters.reading import Unfinished
 from driftguard.adapters.window import Drafted, Identity, Incomplete, Window
-from driftguard.errors import DatabaseUnavailable, DriftGuardError
+from driftguard.errors import Busy, DatabaseUnavailable, DriftGuardError
 from driftguard.records import AcceptanceRecord, RecordError, check_clock
 from driftguard.sources.condition import Judged, WasProbed, judge, never_probed
 from driftguard.sources.scrape import Submit, drafted_with
@@ -133,7 +133,7 @@ class PushedSource:
                 if records:
                     stored = await asyncio.wrap_future(submit(records))
                     refused |= dict.fromkeys(why for _, why in stored.refusals(records))
-            except DatabaseUnavailable:  # else its counts would be in a longer window as well
+            except (Busy, DatabaseUnavailable):  # else its counts would be in a longer window as well
                 self.waiting = (waiting[0], *_newest(waiting[1:]))
                 raise
             except Exception as error:

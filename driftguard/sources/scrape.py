@@ -24,7 +24,7 @@ from driftguard.adapters.condition import Condition
 from driftguard.adapters.kinds import detect
 from driftguard.adapters.reading import START_HEADER, Reading, Unreadable, has_restarted
 from driftguard.adapters.window import Drafted, Incomplete
-from driftguard.errors import DatabaseUnavailable, DriftGuardError
+from driftguard.errors import Busy, DatabaseUnavailable, DriftGuardError
 from driftguard.outgoing.connection_errors import why_not_connected
 from driftguard.records import UNREADABLE_JSON, AcceptanceRecord, RecordError
 from driftguard.settings import ScrapingSettings
@@ -165,7 +165,7 @@ async def _store(source: Source, windows: Windows, submit: Submit) -> list[str]:
     if records:
         try:
             refused = (await asyncio.wrap_future(submit(records))).refusals(records)
-        except DatabaseUnavailable:
+        except (Busy, DatabaseUnavailable):  # where it is busy, they may have been stored before
             source.unanswered = windows
             raise
     source.unfinished = windows.unfinished

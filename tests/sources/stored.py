@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from driftguard.errors import DatabaseUnavailable
+from driftguard.errors import Busy, DatabaseUnavailable
 from driftguard.records import AcceptanceRecord
 from driftguard.store.records import BatchResult
 
@@ -14,13 +14,17 @@ from driftguard.store.records import BatchResult
 @dataclass
 class Stored:
     """The place of the ingest queue; while `is_away` it fails as the queue does. `is_unanswered`: what it
-    stores meanwhile is stored, and the answer to its commit is lost."""
+    stores meanwhile is stored, and the answer to its commit is lost. `is_full`: it takes nothing, as what
+    others have sent waits for the database."""
 
     records: list[AcceptanceRecord] = field(default_factory=list)
     is_away: bool = False
     is_unanswered: bool = False
+    is_full: bool = False
 
     def submit(self, records: Sequence[AcceptanceRecord]) -> Future[BatchResult]:
+        if self.is_full:
+            raise Busy("records wait for the database", retry_after_seconds=1)
         future: Future[BatchResult] = Future()
         if not self.is_away:
             known = {record.record_id for record in self.records}

@@ -37,15 +37,16 @@ def client(database: Database, stored: Stored) -> Iterator[httpx.Client]:
         yield client
 
 
-@pytest.mark.parametrize("outage", ["is_away", "is_unanswered"])
+@pytest.mark.parametrize("outages", [["is_away"], ["is_unanswered"], ["is_unanswered", "is_full"]])
 @pytest.mark.parametrize("is_sent_again", [False, True])
 def test_what_was_counted_while_the_database_was_away_is_stored_once(
-    client: httpx.Client, stored: Stored, outage: str, is_sent_again: bool
+    client: httpx.Client, stored: Stored, outages: list[str], is_sent_again: bool
 ) -> None:
-    """Also where a window was stored whose commit was not answered, and whether the collector sends an export
-    again or drops it."""
+    """Also where a window was stored whose commit was not answered, and the queue is full afterwards; whether
+    the collector sends an export again or drops it."""
     engine, at_ns = FakeVllm(), time.time_ns() - 600 * 10**9
     steps: list[int] = []
+    wanted = 200
 
     def export(times: int = 1) -> None:
         nonlocal at_ns
@@ -56,14 +57,17 @@ def test_what_was_counted_while_the_database_was_away_is_stored_once(
         headers = {"Content-Type": "application/x-protobuf"}
         for _ in range(times):
             answer = client.post("/v1/metrics", content=body, headers=headers)
-            assert answer.status_code == (503 if stored.is_away or stored.is_unanswered else 200)
+            assert answer.status_code == wanted
 
     export()
     export()
-    setattr(stored, outage, True)
-    for _ in range(3):
-        export(2 if is_sent_again else 1)
-    setattr(stored, outage, False)
+    for outage in outages:
+        setattr(stored, outage, True)
+        wanted = 429 if stored.is_full else 503
+        for _ in range(3):
+            export(2 if is_sent_again else 1)
+        setattr(stored, outage, False)
+    wanted = 200
     export()
     export()
     found = sorted(stored.records, key=lambda record: record.ended_at)

@@ -136,6 +136,23 @@ def test_what_was_counted_while_the_database_was_away_is_stored_once(
         assert later.started_at == earlier.ended_at
 
 
+def test_a_window_whose_commit_was_not_answered_is_stored_once_where_the_queue_is_full_meanwhile(
+    server: Served, stored: Stored
+) -> None:
+    engine = FakeVllm()
+    server.pages["/metrics"] = ok(engine.text)
+    source = source_at(server.url)
+    scraped(source, stored)
+    for outage in ("is_unanswered", "is_full"):
+        setattr(stored, outage, True)
+        engine.serve(STEPS)
+        assert scraped(source, stored).detail.startswith("not stored yet: ")
+        setattr(stored, outage, False)
+    engine.serve(STEPS)
+    scraped(source, stored)
+    assert [record.drafted for record in stored.records] == [20, 40]
+
+
 def test_counts_that_contradict_each_other_are_read_again(server: Served, stored: Stored) -> None:
     engine = FakeVllm()
     server.pages["/metrics"] = ok(engine.text)
