@@ -67,10 +67,14 @@ def some(names: Sequence[str]) -> str:
 
 def over_in(incident: Incident) -> str:
     """For example: It is over in german by now. Of one that is not over; without segments that go on under
-    another name."""
+    another name, be it a newer one or an older one again."""
     renamed = {name for each in incident.segments for name in each.renamed_from}
-    back = (each.segment for each in incident.segments if each.back_at is not None)
-    over = [name for name in back if name not in renamed]
+    fallen = {each.segment for each in incident.segments if each.back_at is None}
+    over = [
+        each.segment
+        for each in incident.segments
+        if each.back_at is not None and each.segment not in renamed and fallen.isdisjoint(each.renamed_from)
+    ]
     return f" It is over in {some(over)} by now." if over and incident.state != "resolved" else ""
 
 

@@ -12,13 +12,14 @@ from sqlalchemy import select, update
 
 from driftguard.detection import DetectorConfig
 from driftguard.incidents import cost_measurement
+from driftguard.incidents.message import summary
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.pipeline.look_around import LookAround
 from driftguard.records import AcceptanceRecord
 from driftguard.store import incidents
 from driftguard.store.database import Database
-from driftguard.store.tables import Incident, StreamCost
+from driftguard.store.tables import Incident, Stream, StreamCost
 from tests.incidents.test_renamed_segment import mixed, renamed
 from tests.incidents.test_target_replaced import with_k
 from tests.pipeline.examining import PAGER, fold_and_examine
@@ -113,3 +114,7 @@ class Server:
     def reasons(self, incident: Incident) -> list[str]:
         with self.database.session() as session:
             return [each.reason for each in incidents.transitions(session, incident.id)]
+
+    def summary(self, incident: Incident) -> str:
+        with self.database.session() as session:
+            return summary(incident, session.get_one(Stream, incident.stream_id))

@@ -125,5 +125,6 @@ def test_a_name_that_is_set_back_does_not_end_a_fall(
     for _ in range(3):
         server.send(HISTORY, FALLEN)
         assert server.fall().state == "open", server.fall().resolution
+        assert "It is over" not in server.summary(server.fall())
     server.send(HISTORY, USUAL)
     assert server.fall().state == "resolved"
