@@ -25,6 +25,7 @@ from structlog.testing import capture_logs
 from driftguard.errors import DatabaseUnavailable
 from driftguard.records.documents.retraining_run import Decision, TrainingCurve
 from driftguard.retraining import attempt
+from driftguard.retraining.ledger import incident_notes
 from driftguard.retraining.ledger.outcome import Progress, RetrainOutcome
 from driftguard.retraining.promotion.reconcile import settle
 from driftguard.retraining.promotion.rollback import roll_back
@@ -306,6 +307,31 @@ def test_a_training_that_lost_its_lock_ends_at_once(
     assert outcome.state == "failed"
     assert outcome.reason.endswith("the lock of this retraining was lost with its connection to the database")
     assert run_of(drifted, outcome).reason == outcome.reason
+
+
+def test_a_training_that_lost_its_lock_leaves_its_incident_to_the_next_one(
+    drifted: Drifted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another sidecar has ended the run meanwhile, and begun one of its own."""
+    monkeypatch.setattr(attempt, "LOCK_LOOK_SECONDS", 0.1)
+
+    def train(_: Sequence[str], __: Path, should_stop: Callable[[], bool]) -> Iterator[dict[str, Any]]:
+        with drifted.database.session() as session:
+            session.execute(text(END_HOLDERS))
+        wait_until(lambda: not is_running(drifted), "the lock is free")
+        settle(drifted.database, drifted.settings, "engine-1")
+        with drifted.database.session() as session:
+            at = retrain_runs.now(session)
+            incident_notes.begin_mitigation(session, drifted.incident_id, "the next retraining", at)
+        wait_until(should_stop, "the training is asked to end")
+        yield from ()
+        raise TrainingStopped("stopped on request")
+
+    monkeypatch.setattr(process, "_run", train)
+    outcome = retrain(drifted.database, drifted.settings)
+    assert outcome.state == "failed"
+    assert str(run_of(drifted, outcome).reason).startswith("interrupted while training; ")
+    assert incident_states(drifted.database, drifted.incident_id)[-1] == "mitigating"
 
 
 @pytest.mark.usefixtures("training_here")

@@ -90,8 +90,11 @@ def end(
     *,
     was_stopped: bool = False,
 ) -> RetrainOutcome:
-    """Ends the run without a promotion: its incident gets its earlier state back."""
+    """Ends the run without a promotion: its incident gets its earlier state back. Where the lock was lost
+    another process may have ended it already, and may be retraining for the incident."""
     with job.database.session() as session:
+        if retrain_runs.ended_ids(session, [run_id]):
+            return RetrainOutcome(state, reason, numbers, run_id)
         now = retrain_runs.now(session)
         if was_stopped:
             retrain_runs.change_numbers(session, run_id, was_stopped=True)
