@@ -48,13 +48,15 @@ class Change:
 @dataclass(frozen=True, slots=True)
 class PlanRules:
     """See RetrainingSettings; the same names and units. `context_tokens`: of the models that learn and judge;
-    what is longer is left out. None where that is not known."""
+    what is longer is left out. None where that is not known. `replay_requests`: most older requests; None:
+    all, as for a corpus, which has room for more."""
 
     minimum_requests: int
     aim_requests: int
     wait: timedelta
     heldout_fraction: float
     context_tokens: int | None = None
+    replay_requests: int | None = MAXIMUM_REPLAY
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +116,10 @@ def plan(
             waits_for_traffic=change is not None,
         )
     aside = set(held_out)
+    older = [key for key in groups if key not in aside and not is_changed(groups[key])]
     return Plan(
         train=[key for key in changed if key not in aside][:MAXIMUM_TRAINING],
-        replay=_replayed([key for key in groups if key not in aside and not is_changed(groups[key])], groups),
+        replay=older if rules.replay_requests is None else _replayed(older, groups, rules.replay_requests),
         held_out=_newest_of_each_group(held_out, groups, MAXIMUM_HELD_OUT),
         groups=groups,
     )
@@ -166,11 +169,11 @@ def _too_little(
     )
 
 
-def _replayed(keys: Sequence[str], groups: Mapping[str, str]) -> list[str]:
-    """Of all at most MAXIMUM_REPLAY, of which each group has as many, or all of its own: a rare one would
-    be unlearned first."""
+def _replayed(keys: Sequence[str], groups: Mapping[str, str], most: int) -> list[str]:
+    """Of all at most so many, of which each group has as many, or all of its own: a rare one would be
+    unlearned first."""
     sizes = sorted(Counter(groups[key] for key in keys).values())
-    room, each = MAXIMUM_REPLAY, 0
+    room, each = most, 0
     for place, size in enumerate(sizes):
         each = room // (len(sizes) - place)
         if size > each:

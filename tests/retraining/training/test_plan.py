@@ -15,6 +15,7 @@ from driftguard.retraining.training.plan import (
     NothingToDo,
     Plan,
     PlanRules,
+    is_held_out,
     plan,
 )
 
@@ -94,6 +95,17 @@ def test_of_much_older_traffic_no_more_is_replayed_than_fits_in_memory_and_rare_
     assert replayed.total() <= 4_096
     newest = [key for key in found.groups if key.startswith("code-") and key not in set(found.held_out)]
     assert [key for key in found.replay if key.startswith("code-")] == newest[: replayed["older:code"]]
+
+
+def test_for_a_corpus_all_older_traffic_is_taken() -> None:
+    """It has room for a million tokens: less of it would draft less in the other segments."""
+    before = CHANGED_AT - timedelta(hours=2)
+    older = [*captured("code", 4_000, before), *captured("prose", 4_000, before)]
+    rules = replace(RULES, replay_requests=None)
+    found = plan(captured("german", 300) + older, CHANGE, rules, LATER)
+    assert isinstance(found, Plan)
+    held_out = [key for key in found.groups if not key.startswith("german") and is_held_out(key, 0.2)]
+    assert len(found.replay) == 8_000 - len(held_out)
 
 
 def test_the_split_of_a_request_never_changes() -> None:
