@@ -177,7 +177,7 @@ def test_connections_that_wait_for_their_first_token_are_not_closed_for_newer_on
         return await ok(request)
 
     async def scenario() -> None:
-        limits = ConnectionLimits(most=3, header_seconds=0.2, unread_seconds=0.2)
+        limits = ConnectionLimits(most=3, header_seconds=2.0, unread_seconds=0.2)
         async with (
             proxied(thinking, limits=limits, engine="vllm") as setup,
             connections(setup, 3) as waiting,
@@ -189,7 +189,7 @@ def test_connections_that_wait_for_their_first_token_are_not_closed_for_newer_on
                 await asyncio.wait_for(asked.acquire(), PATIENCE_SECONDS)
             async with connections(setup, 3) as newer:
                 assert [await until_closed(ends) for ends in newer] == [b""] * 3
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(limits.header_seconds + 0.5)
             answer.set()
             for reader, _ in waiting:
                 assert b" 200 " in await asyncio.wait_for(reader.readuntil(b"ok"), PATIENCE_SECONDS)
