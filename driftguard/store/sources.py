@@ -140,7 +140,7 @@ def look_at_pushed(session: Session, url: str, now: datetime) -> list[Source]:
         .where(pushed, Source.scraped_at > now + LATELY)
         .values(scraped_at=now, answered_at=case((Source.answered_at > now, now), else_=Source.answered_at))
     )
-    session.execute(delete(Source).where(pushed, Source.scraped_at < now - FORGOTTEN_AFTER))
+    session.execute(forgotten(now).where(pushed))
     patience = func.greatest(
         func.make_interval(0, 0, 0, 0, 0, 0, STALE_INTERVALS * Source.interval_seconds), LATELY
     )

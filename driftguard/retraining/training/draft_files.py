@@ -18,11 +18,7 @@ from driftguard.errors import DriftGuardError
 from driftguard.records import UNREADABLE_JSON
 
 _LENGTH_BYTES: Final = 8
-_LANGUAGE_MODELS: Final = (
-    "text_config",
-    "decoder",
-    "generator",
-)  # inside a configuration, as transformers looks
+_LANGUAGE_MODELS: Final = ("text_config", "decoder", "generator")  # in a configuration, as transformers looks
 _ANY: Final = frozenset({"transformers_version", "torch_dtype", "dtype"})  # which may differ
 
 
