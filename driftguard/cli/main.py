@@ -167,7 +167,7 @@ def proxy(
         raise DriftGuardError("the proxy is not installed; run: pip install 'driftguard-llm[proxy]'")
     from driftguard.logs import configure_logging
     from driftguard.proxy.app import run_proxy
-    from driftguard.settings.secrets import secrets_of
+    from driftguard.settings.secrets import key_given, secrets_of
 
     options = {
         "upstream": upstream, "host": host, "port": port, "admin_port": admin_port,
@@ -177,9 +177,9 @@ def proxy(
     }  # fmt: skip
     given = {name: value for name, value in options.items() if value is not None}
     loaded = load_settings(config, proxy=given or None)
-    api_key = os.environ.get("DRIFTGUARD_API_KEY", "").strip() or None
-    configure_logging(loaded.log_level, secrets_of(loaded, api_key or ""))
-    run_proxy(loaded.proxy, api_key)
+    api_key = key_given()
+    configure_logging(loaded.log_level, secrets_of(loaded, api_key))
+    run_proxy(loaded.proxy, api_key or None)
 
 
 class DemoMethod(StrEnum):
@@ -380,9 +380,10 @@ def key_add(name: Annotated[str, typer.Argument(help="Whose key this is.")], con
 
     It was made elsewhere. Does nothing if it is stored already.
     """
+    from driftguard.settings.secrets import key_given
     from driftguard.store.keys import add_key
 
-    key = os.environ.get("DRIFTGUARD_API_KEY", "").strip()
+    key = key_given()
     if not key:
         raise BadInput("DRIFTGUARD_API_KEY: is empty or not set")
     with open_database(load_settings(config)) as database, database.session() as session:

@@ -76,6 +76,7 @@ def _answering(
     place = without_password(base_url)
     if not base_url.startswith(("http://", "https://")):
         raise BadInput(f"--sidecar: {place} does not begin with http:// or https://")
+    # As `settings.secrets.key_given`, which would load all settings.
     key = os.environ.get("DRIFTGUARD_API_KEY", "").strip()
     if not all("!" <= character <= "~" for character in key):  # the error of the HTTP library would show it
         raise BadInput("DRIFTGUARD_API_KEY: holds a space, a line break or another character that no key has")

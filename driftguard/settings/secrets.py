@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 
 from pydantic import BaseModel, SecretStr
 
 from driftguard.masking import MASK, Secrets, secrets_of_url
 from driftguard.settings import Settings
+
+
+def key_given() -> str:
+    """DRIFTGUARD_API_KEY, empty where there is none. White space around it, as of a file that ends its line,
+    is no part of it."""
+    return os.environ.get("DRIFTGUARD_API_KEY", "").strip()
 
 
 def secrets_of(settings: Settings, *more: str) -> Secrets:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
@@ -15,6 +14,7 @@ from driftguard.api.auth import refuse_open_bind
 from driftguard.app.doctor.finding import Finding, State, clock
 from driftguard.errors import BadSettings, DatabaseUnavailable
 from driftguard.settings import Settings
+from driftguard.settings.secrets import key_given
 from driftguard.store import embedded, keys
 from driftguard.store.database import CHECK, Database
 from driftguard.store.migrations import head_revision
@@ -112,7 +112,7 @@ def _schema(settings: Settings, error: DatabaseUnavailable) -> Finding:
 
 
 def _keys(settings: Settings, opened: Database) -> Iterator[Finding]:
-    given = os.environ.get("DRIFTGUARD_API_KEY", "").strip()
+    given = key_given()
     with opened.session(CHECK) as session:
         working = [key.name for key in keys.list_keys(session) if key.revoked_at is None]
         is_known = not given or keys.is_valid(session, given)

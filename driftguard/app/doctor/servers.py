@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -23,7 +22,7 @@ from driftguard.errors import DriftGuardError
 from driftguard.outgoing.posting import NotAnswered, post
 from driftguard.retraining.engines.engine_admin import EngineAdmin
 from driftguard.settings import EngineSettings, Settings
-from driftguard.settings.secrets import secrets_of
+from driftguard.settings.secrets import key_given, secrets_of
 from driftguard.sources.scrape import open_client, scrape
 from driftguard.sources.source import Scraped, Source, sources_of
 from driftguard.store.records import BatchResult
@@ -58,7 +57,7 @@ def _asked(url: str, headers: Mapping[str, str] | None = None) -> httpx.Response
 
 def _asked_with_key(url: str) -> httpx.Response:
     """With DRIFTGUARD_API_KEY where one is asked for, so that no other server gets it."""
-    answer, key = _asked(url), os.environ.get("DRIFTGUARD_API_KEY", "").strip()
+    answer, key = _asked(url), key_given()
     is_needed = answer.status_code == httpx.codes.UNAUTHORIZED and key
     return _asked(url, {"Authorization": f"Bearer {key}"}) if is_needed else answer
 
