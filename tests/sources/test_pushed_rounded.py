@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import httpx
 import pytest
@@ -15,6 +16,7 @@ from driftguard.ingest.queue import IngestQueue
 from driftguard.metrics import Metrics
 from driftguard.settings import Settings
 from driftguard.sources.otlp_push import PushedSources
+from driftguard.sources.scrape import Submit
 from driftguard.store import sources
 from driftguard.store.database import Database
 from driftguard.store.tables import Record, Source
@@ -59,16 +61,23 @@ class Pushing:
             return source
 
 
-@pytest.fixture
-def client(database: Database) -> Iterator[httpx.Client]:
+@contextmanager
+def receiving(database: Database, submit: Submit | None = None) -> Iterator[httpx.Client]:
+    """Of a sidecar that takes exports. `submit`: in place of its ingest queue."""
     metrics = Metrics()
     queue = IngestQueue(database, max_queued_records=1_000, metrics=metrics)
-    app, pushed = http_application(), PushedSources(database, queue.submit, metrics, ())
+    app, pushed = http_application(), PushedSources(database, submit or queue.submit, metrics, ())
     app.state.context = Context(Settings(), database, queue, metrics, pushed)
     queue.start()
     with serving(app) as client:
         yield client
     queue.stop()
+
+
+@pytest.fixture
+def client(database: Database) -> Iterator[httpx.Client]:
+    with receiving(database) as client:
+        yield client
 
 
 def test_the_interval_of_a_source_is_that_of_its_exports(client: httpx.Client, database: Database) -> None:
