@@ -130,7 +130,7 @@ def _segment(
     newest = own[-RECENT_REQUESTS:]
     learning = None if down or up else _learning(state, newest[-PRESENT_REQUESTS:])
     incident = down or up
-    recent = own[np.flatnonzero(own.ordinal >= incident.change_point)] if incident else newest
+    recent = own[np.flatnonzero(own.ordinal >= incident.since_in(code))] if incident else newest
     watched = recent[np.flatnonzero(state.ready[recent.stratum])]
     newest_ready = state.newest_baseline(code)
     known = learning is None and newest_ready is not None

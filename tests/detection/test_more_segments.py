@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from driftguard.detection import (
+    BaselineReady,
     DetectorConfig,
     DriftClosed,
     DriftOpened,
@@ -16,6 +18,7 @@ from driftguard.detection import (
     Finding,
     ObservationBatch,
     StreamState,
+    accept_new_normal,
     describe,
     fold,
 )
@@ -99,3 +102,22 @@ def test_a_state_does_not_depend_on_how_observations_are_batched() -> None:
     for start, stop in pairwise([0, *sorted(cuts.tolist()), len(batch)]):
         state, _ = fold(CONFIG, decode_state(encode_state(state)), batch[start:stop])
     assert encode_state(state) == encode_state(whole)
+
+
+def test_of_a_segment_that_joined_the_level_counts_since_its_own_change() -> None:
+    """Also where an operator accepts it: its baseline is learned from that level alone."""
+    both = {"chat": 0.2, "german": 0.2}
+    state, findings = fold_all(traffic(6, ({}, LEARNED), ({"chat": 0.2}, 1_500), (both, 400)), CONFIG)
+    (joined,) = widened(findings)
+    assert [change.segment for change in joined.segments] == ["german"]
+    (german,) = [segment for segment in describe(CONFIG, state).segments if segment.segment == "german"]
+    assert german.recent is not None
+    assert german.recent.rate == pytest.approx(0.45, abs=0.03)
+
+    more = traffic(7, (both, 3_000))
+    more = replace(more, ordinal=more.ordinal + LEARNED + 1_900, ended_at=more.ended_at + LEARNED + 1_900.0)
+    _, findings = fold(CONFIG, accept_new_normal(state, "down"), more)
+    levels = {each.segment: each.mean_per_request for each in findings if isinstance(each, BaselineReady)}
+    assert levels["chat"] == pytest.approx(0.5, abs=0.03)
+    assert levels["german"] == pytest.approx(0.45, abs=0.03)
+    assert not [each for each in findings if isinstance(each, DriftOpened)]

@@ -111,6 +111,7 @@ class _Incident(msgspec.Struct, array_like=True):
     last_seen: _Array
     outcome: _Array
     told: _Array | None = None  # not in states of before
+    began: _Array | None = None  # nor this
 
 
 class _State(msgspec.Struct, array_like=True):
@@ -255,6 +256,8 @@ def _unpack(value: Any) -> Any:
         columns = {item.name: _unpack(getattr(value, item.name)) for item in fields(OpenIncident)}
         if value.told is None:
             columns["told"] = np.tile(UNTOLD, (len(columns["seen"]), 1))
+        if value.began is None:
+            columns["began"] = np.full(len(columns["segments"]), value.change_point)
         return OpenIncident(**columns)
     if isinstance(value, _Profile):
         columns = {item.name: _unpack(getattr(value, item.name)) for item in fields(Profile)}

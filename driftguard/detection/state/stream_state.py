@@ -66,7 +66,7 @@ class OpenIncident:
     """
 
     opened_ordinal: int
-    change_point: int  # ordinal
+    change_point: int  # ordinal, of its alarm
     change_point_ms: int  # milliseconds since 1970 UTC
     evidence_since: int  # ordinal after which the evidence of its alarm counted
     earliest: int  # ordinal at which the interval of the change point begins
@@ -75,6 +75,7 @@ class OpenIncident:
     segments: NDArray[np.uint8]  # [D]
     evidence: Floats  # [D] each segment's sum M_c at the alarm
     alarm_ordinal: Ints  # [D] at which the segment was named
+    began: Ints  # [D] ordinal at which it changed: later than `change_point` where it joined
     halfway: Floats  # [D] of the distance between before and after, per request, as far as is sure; above 0
     test: Ints  # [D] index of the recovery test
     wealth: Floats  # [K, BETS]
@@ -98,12 +99,22 @@ class OpenIncident:
         columns |= {name: getattr(self, name)[tests] for name in (*_OF_TESTS, "told")}
         return replace(self, test=(np.cumsum(tests) - 1)[self.test[own]], **columns)
 
+    def since(self, segments: int) -> Ints:
+        """The ordinal from which on each of the stream's segments [S] is changed, NEVER of the others."""
+        began = np.full(segments, NEVER)
+        began[self.segments] = self.began
+        return began
+
+    def since_in(self, segment: int) -> int:
+        """The ordinal from which on one of its segments is changed."""
+        return int(self.began[self.segments == segment][0])
+
     def tested_anew(self, now: int) -> OpenIncident:
         """With recovery tests that have not begun; `now` as in `untested`."""
         return replace(self, **untested(len(self.outcome), now))
 
 
-_OF_SEGMENTS = ("segments", "evidence", "alarm_ordinal", "halfway")
+_OF_SEGMENTS = ("segments", "evidence", "alarm_ordinal", "began", "halfway")
 _OF_TESTS = ("wealth", "seen", "last_seen", "outcome")
 
 

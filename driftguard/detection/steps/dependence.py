@@ -189,7 +189,7 @@ def _runs(state: StreamState, code: int, ordinal: Ints, residual: Floats) -> lis
     changes = state.past_changes[state.past_changes[:, 0] == code, 1:].tolist()
     for incident in state.incidents:
         if incident is not None and state.segment_of_stratum[code] in incident.segments:
-            changes.append([incident.change_point, state.ordinal])
+            changes.append([incident.since_in(state.segment_of_stratum[code]), state.ordinal])
     anew = max((last for first, last in changes if first == OTHERWISE), default=0)
     ordinal, residual = ordinal[ordinal > anew], residual[ordinal > anew]
     at_baseline, runs = np.ones(len(ordinal), dtype=np.bool_), []
@@ -353,8 +353,11 @@ def after_incident(state: StreamState, incident: OpenIncident) -> StreamState:
     past = state.past_changes[state.past_changes[:, 2] >= rows.ordinal[0]]
     for code in np.flatnonzero(state.ready & np.isin(state.segment_of_stratum, incident.segments)).tolist():
         own = _watched(state, rows, code)
-        own = own[np.flatnonzero(own.ordinal >= incident.earliest)]
-        since, again = int(np.searchsorted(own.ordinal, incident.change_point)), recoveries[code] > 0
+        began = incident.since_in(state.segment_of_stratum[code])
+        # What an earlier change of it covers is no part of this one.
+        behind = past[(past[:, 0] == code) & (past[:, 2] < began), 2].max(initial=-1)
+        own = own[np.flatnonzero((own.ordinal >= incident.earliest) & (own.ordinal > behind))]
+        since, again = int(np.searchsorted(own.ordinal, began)), recoveries[code] > 0
         recoveries[code] += came_back
         if since < len(own):
             first, last = changed_stretch(own.x - own.expected, since)
@@ -385,7 +388,7 @@ def _doubtful_from(state: StreamState, base: Baselines, rows: Columns, code: int
     begins = [state.ordinal + 1]
     for direction, incident in enumerate(state.incidents):
         if incident is not None and state.segment_of_stratum[code] in incident.segments:
-            begins.append(incident.change_point)
+            begins.append(incident.since_in(state.segment_of_stratum[code]))
             continue
         if evidence_in(state, code, direction) < SUSPECTED:
             continue

@@ -48,7 +48,7 @@ def became_normal(
     state: StreamState, rows: Columns, incident: OpenIncident, direction: int, left: OpenIncident | None
 ) -> DriftClosed:
     """What is said of a rise that lasts; `rows`: the history as columns; `left`: what goes on of it."""
-    watched = rows[np.flatnonzero(state.ready[rows.stratum] & (rows.ordinal >= incident.change_point))]
+    watched = _since_change(state, rows[np.flatnonzero(state.ready[rows.stratum])], incident)
     changes = []
     for place, code in enumerate(incident.segments.tolist()):
         own = watched[np.flatnonzero(watched.segment == code)]
@@ -69,12 +69,11 @@ def became_normal(
 
 
 def learned_anew(state: StreamState, incident: OpenIncident, why: int) -> StreamState:
-    """The state whose segments of this incident, which is over, begin new reference periods at its change
-    point. The history since then counts, except where it lacks what the baseline needs (answer lengths,
+    """The state whose segments of this incident, which is over, begin new reference periods where they
+    changed. The history since then counts, except where it lacks what the baseline needs (answer lengths,
     sessions): then they begin with the next request."""
     anew = np.isin(state.segment_of_stratum, incident.segments)
-    rows = history_rows(state)
-    rows = rows[np.flatnonzero(rows.ordinal >= incident.change_point)]
+    rows = _since_change(state, history_rows(state), incident)
     first_size = np.where(state.of_windows, WINDOW_REFERENCE, FIRST_CHECK)
     state = replace(
         state,
@@ -99,6 +98,11 @@ def learned_anew(state: StreamState, incident: OpenIncident, why: int) -> Stream
     known = [code for code in np.flatnonzero(anew) if _history_suffices(state, int(code))]
     rows = rows[np.flatnonzero(np.isin(rows.stratum, known))]
     return with_reference(state, rows, np.zeros((len(rows), KNOWN)))
+
+
+def _since_change(state: StreamState, rows: Columns, incident: OpenIncident) -> Columns:
+    """Of its segments, from their changes on."""
+    return rows[np.flatnonzero(rows.ordinal >= incident.since(len(state.names))[rows.segment])]
 
 
 def _history_suffices(state: StreamState, code: int) -> bool:

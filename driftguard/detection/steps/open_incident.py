@@ -115,6 +115,7 @@ def open_incident(
         segments=np.array(changed, dtype=np.uint8),
         evidence=evidence[changed],
         alarm_ordinal=np.full(len(changed), state.ordinal),
+        began=np.full(len(changed), change_point),
         **_tests(alarm, after, changed, common=not named),
     )
     return incident, DriftOpened(
