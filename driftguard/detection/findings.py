@@ -188,8 +188,8 @@ class DriftSeenGradual:
 
 @dataclass(frozen=True, slots=True)
 class DriftClosed:
-    """The change is over. "no_traffic": the changed segments sent nothing for a whole history.
-    "became_normal": the rise lasted, and its level is the baseline that is learned now."""
+    """The change is over, in all segments or in some. "no_traffic": the changed segments sent nothing for a
+    whole history. "became_normal": the rise lasted, and its level is the baseline that is learned now."""
 
     direction: Direction
     ordinal: int
@@ -198,7 +198,7 @@ class DriftClosed:
     change_point: int
     reason: CloseReason
     segments: tuple[SegmentChange, ...]  # after: since the recovery began, or since the change
-    left: tuple[str, ...] = ()  # segments of which a rise goes on, where it has become the norm in the others
+    left: tuple[str, ...] = ()  # segments in which it goes on
 
 
 @dataclass(frozen=True, slots=True)

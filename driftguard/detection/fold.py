@@ -2,8 +2,9 @@
 
 Per stratum: a reference period (`reference_period.py`), then evidence of a fall and of a rise
 (`evidence.py`). An alarm opens an incident of its direction (`open_incident.py`) and stops that direction's
-evidence of its segments; the incident ends when they have come back (`recovery.py`), and the evidence starts
-anew against the same baseline. The two directions are independent: an open rise never hides a fall.
+evidence of its segments. It is over in each of them that has come back (`recovery.py`), and the evidence
+starts anew against the same baseline, whether or not the others are back. The two directions are
+independent: an open rise never hides a fall.
 
 Each direction may have one open incident. Segments that change while one is open join it. A rise that lasts
 becomes the norm (`new_normal.py`), so that a fall from it is one.
@@ -32,6 +33,7 @@ from driftguard.detection.state.columns import (
 from driftguard.detection.state.stream_state import (
     DIRECTIONS,
     LASTED,
+    RECOVERED,
     WAITING,
     Floats,
     OpenIncident,
@@ -145,11 +147,11 @@ def _step(
     for direction, incident in enumerate(state.incidents):
         if incident is not None:
             incident = keep_tests(incident, tests[direction], stop, seen, config.history)
-            state, found = _after_tests(state, base, incident, direction)
-            findings += found
+            state, over = _after_tests(state, base, incident, direction)
+            findings += over
             incident = state.incidents[direction]
-            if incident is None:
-                continue
+            if over:
+                continue  # the evidence of this direction has begun anew
         if alarms[direction] == stop - 1:
             total = float(run.totals[direction][np.searchsorted(run.places, stop - 1)])
             state, found = _alarmed(config, state, base, incident, direction, total, threshold)
@@ -181,8 +183,7 @@ def _with_lasting_rise(state: StreamState) -> tuple[StreamState, list[Finding]]:
     if lasting is None:
         return state, []
     finding = became_normal(state, history_rows(state), lasting, 1, left)
-    ended = _ended(_with_incident(state, 1, lasting), 1, finding.ended_at)
-    return learned_anew(_with_incident(ended, 1, left), lasting, LASTED), [finding]
+    return learned_anew(_without(state, 1, lasting, left, finding.ended_at), lasting, LASTED), [finding]
 
 
 def _with_look(
@@ -265,17 +266,24 @@ def _alarmed(
     )
     if isinstance(alarm, AlarmWithheld):
         return after_withheld(without_evidence(state, direction)), [alarm]
-    return _opened(state, direction, alarm[0]), [alarm[1]]
+    more, finding = alarm
+    opened = more if incident is None else incident.joined_by(more)
+    return with_onset(_opened(state, direction, opened), more, direction), [finding]
 
 
 def _after_tests(
     state: StreamState, base: Baselines, incident: OpenIncident, direction: int
 ) -> tuple[StreamState, list[Finding]]:
-    """Ends the incident when none of its recovery tests is undecided."""
+    """Ends the incident when none of its recovery tests is undecided. While one is, those segments leave it
+    that have come back: it hides no other change of them."""
+    back, left = incident, None
     if (incident.outcome == WAITING).any():
-        return _with_incident(state, direction, incident), []
-    finding = closed(state, base, history_rows(state), incident, direction)
-    return _ended(_with_incident(state, direction, incident), direction, finding.ended_at), [finding]
+        are_back = incident.outcome == RECOVERED
+        if not are_back.any():
+            return _with_incident(state, direction, incident), []
+        back, left = incident.of_tests(are_back), incident.of_tests(~are_back)
+    finding = closed(state, base, history_rows(state), back, direction, left)
+    return _without(state, direction, back, left, finding.ended_at), [finding]
 
 
 def _with_incident(state: StreamState, direction: int, incident: OpenIncident | None) -> StreamState:
@@ -285,12 +293,18 @@ def _with_incident(state: StreamState, direction: int, incident: OpenIncident | 
 
 def _opened(state: StreamState, direction: int, incident: OpenIncident) -> StreamState:
     state = replace(_without_newest_turns(state), joining=np.zeros_like(state.joining))
-    state = without_evidence(_with_incident(state, direction, incident), direction)
-    return with_onset(state, incident, direction)
+    return without_evidence(_with_incident(state, direction, incident), direction)
 
 
 def _without_newest_turns(state: StreamState) -> StreamState:
     return replace(state, turns=without_newest(state.turns)) if state.in_session else state
+
+
+def _without(
+    state: StreamState, direction: int, over: OpenIncident, left: OpenIncident | None, at: float
+) -> StreamState:
+    """The state with what is left of an incident of which this is over."""
+    return _with_incident(_ended(_with_incident(state, direction, over), direction, at), direction, left)
 
 
 def _ended(state: StreamState, direction: int, at: float) -> StreamState:

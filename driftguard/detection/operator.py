@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Literal
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from driftguard.detection.findings import Direction
 from driftguard.detection.fold import end_incident
-from driftguard.detection.state.stream_state import DIRECTIONS, OPERATOR, StreamState
+from driftguard.detection.state.stream_state import DIRECTIONS, NEVER, OPERATOR, StreamState
 from driftguard.detection.statistics.baseline import baselines
 from driftguard.detection.statistics.factors import FACTORS, taken_as_usual
 from driftguard.detection.steps.cycles import against_other_baselines
@@ -33,9 +34,12 @@ def accept_new_normal(state: StreamState, direction: Direction) -> StreamState:
     return learned_anew(state, incident, OPERATOR)
 
 
-def treat_as_usual(state: StreamState, direction: Direction, cycle: Literal["day", "week"]) -> StreamState:
+def treat_as_usual(
+    state: StreamState, direction: Direction, cycle: Literal["day", "week"], segments: Collection[str] = ()
+) -> StreamState:
     """The state that expects the changed segments to change so in every day or week, as those that are over
-    say; from the next observation on, and whether or not they suffice to be sure.
+    say; from the next observation on, and whether or not they suffice to be sure. `segments`: those that are
+    back already change so as well.
 
     Ends the open incident of this direction. Nothing else changes where no such cycle is over that counts, or
     where what it says is used already and has not moved. Without an open incident, the same state.
@@ -47,7 +51,9 @@ def treat_as_usual(state: StreamState, direction: Direction, cycle: Literal["day
     place = next(place for place, known in enumerate(FACTORS) if known.name == cycle)
     profile = state.profiles[place]
     base = baselines(state.reference, state.inflation, state.measured_at, state.of_windows)
-    changed = state.ready & np.isin(state.segment_of_stratum, incident.segments)
+    changed = incident.since(len(state.names)) != NEVER
+    changed |= np.isin(state.names, list(segments))
+    changed = state.ready & changed[state.segment_of_stratum]
     after = taken_as_usual(profile, FACTORS[place], changed, base.inflation * base.variance)
     anew = (after.used != profile.used) | (after.moved != profile.moved)
     if not anew.any():

@@ -29,7 +29,7 @@ from driftguard.diagnosis.comparisons import QUANTILE_95, Rate, acceptance_of, d
 from driftguard.incident_lifecycle import formula_slowdown
 from driftguard.incidents import across_settings, found_back, remedy, silent
 from driftguard.incidents.opening import Paging, fall_further, raise_to, severity_of, why_no_repetition
-from driftguard.records.documents.incident import IncidentEvidence, Rollback, names_of
+from driftguard.records.documents.incident import IncidentEvidence, Rollback, names_of, not_back
 from driftguard.store import drafts, examination_evidence, incidents, retrain_runs, stream_costs, streams
 from driftguard.store.column_types import refuse_not_finite
 from driftguard.store.database import CHORE, Database, each_apart
@@ -252,7 +252,7 @@ def _tell_further_fall(
         return
     known = dict(incident.evidence.levels)
     fallen = {}
-    for each in incident.segments:
+    for each in not_back(incident.segments):
         newest = _newest(since, each.segment)
         rate, k = rate_of((item.drafted, item.accepted) for item in newest), drafted_per_step(newest)
         told = incident.evidence.num_speculative_tokens

@@ -16,7 +16,7 @@ from driftguard.incidents import aftermath, remedy
 from driftguard.records.documents.acceptance import from_to
 from driftguard.records.documents.diagnosis import for_server
 from driftguard.records.documents.goodput import AcceptanceMove, GoodputChange
-from driftguard.records.documents.incident import IncidentDiagnosis, names_of, positions_of
+from driftguard.records.documents.incident import IncidentDiagnosis, names_of, over_by_now, positions_of
 from driftguard.records.positions import ACCEPTANCE
 from driftguard.store.tables import Incident, Stream
 
@@ -66,15 +66,8 @@ def some(names: Sequence[str]) -> str:
 
 
 def over_in(incident: Incident) -> str:
-    """For example: It is over in german by now. Of one that is not over; without segments that go on under
-    another name, be it a newer one or an older one again."""
-    renamed = {name for each in incident.segments for name in each.renamed_from}
-    fallen = {each.segment for each in incident.segments if each.back_at is None}
-    over = [
-        each.segment
-        for each in incident.segments
-        if each.back_at is not None and each.segment not in renamed and fallen.isdisjoint(each.renamed_from)
-    ]
+    """For example: It is over in german by now. Of one that is not over."""
+    over = names_of(over_by_now(incident.segments))
     return f" It is over in {some(over)} by now." if over and incident.state != "resolved" else ""
 
 

@@ -35,6 +35,7 @@ from driftguard.records.documents.incident import (
     IncidentEvidence,
     Repeats,
     names_of,
+    over_by_now,
     positions_of,
 )
 from driftguard.records.positions import ACCEPTANCE, combined
@@ -171,21 +172,28 @@ def join(
         is_later = change_point_seq > incident.opened_seq
         if is_later and any(not set(each.renamed_from) & named for each in joined):
             known = replace(known, outgrew_cause=True)
-        incident.evidence = replace(known, slowdown_measured=None, slowdown_formula=slower, cost=None)
+        levels = {name: level for name, level in known.levels.items() if name not in again}
+        incident.evidence = replace(
+            known, slowdown_measured=None, slowdown_formula=slower, cost=None, levels=levels
+        )
         incidents.note(session, incident, reason, now)
         log.warning("incident widened", incident=str(incident.id), stream=incident.stream_id, reason=reason)
     return bool(joined)
 
 
 def close(session: Session, incident: Incident, finding: DriftClosed, now: datetime) -> None:
-    """The detector says that what it found is over, or the norm: the incident is over, but for segments of
-    which it goes on, and those that a comparison found and that are not back."""
+    """The detector says that what it found is over, or the norm: the incident is over, but for segments in
+    which it goes on, or may go on under another name, and those that a comparison found and that are not
+    back."""
     ended_at = datetime.fromtimestamp(finding.ended_at, UTC)
     of_alarm = incident.evidence.is_of_alarm
     over = [
         each.segment
         for each in incident.segments
-        if not each.is_compared(of_alarm=of_alarm) and each.segment not in finding.left
+        if each.back_at is None
+        and each.silent_at is None
+        and not each.is_compared(of_alarm=of_alarm)
+        and each.segment not in finding.left
     ]
     is_back = finding.reason == "recovered"
     reason = closing_reason(finding) if finding.segments else SILENT.format(", ".join(over))
@@ -206,6 +214,7 @@ def come_back(
     of the request that showed it; `is_back`: because acceptance is back."""
     if not any(each.segment in segments and each.back_at is None for each in incident.segments):
         return  # over already, as another name took the place
+    mitigated = at if is_back else _newest_return(incident)
     incident.segments = tuple(
         replace(each, back_at=at) if each.segment in segments and each.back_at is None else each
         for each in incident.segments
@@ -215,9 +224,17 @@ def come_back(
         told = f"the rise goes on in {names}" if incident.direction == "up" else f"{names} {are} not back yet"
         incidents.note(session, incident, f"{reason}; {told}", now)
         return
-    mitigated = at if is_back else None
     incidents.move(session, incident.id, "resolved", reason, now, mitigated_at=mitigated, last_record_at=at)
     log.info("incident resolved", incident=str(incident.id), stream=incident.stream_id, reason=reason)
+
+
+def _newest_return(incident: Incident) -> datetime | None:
+    """When the detector found the last of the segments back that are."""
+    if incident.direction != "down":
+        return None  # a level that became the norm
+    of_alarm = incident.evidence.is_of_alarm
+    own = (each for each in over_by_now(incident.segments) if not each.is_compared(of_alarm=of_alarm))
+    return max((each.back_at for each in own if each.back_at is not None), default=None)
 
 
 def tell_gradual(session: Session, stream: Stream, finding: DriftSeenGradual, now: datetime) -> None:

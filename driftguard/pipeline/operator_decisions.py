@@ -44,7 +44,7 @@ def decided(session: Session, stream_id: int, state: StreamState) -> Decided:
         if direction not in unresolved
     }
     after = without_resolved(state, decisions)
-    for direction, decision in decisions.items():
+    for direction, (decision, _) in decisions.items():
         log.info("an incident was resolved", stream=stream_id, direction=direction, decision=decision)
     left = open_directions(after)
     return Decided(after, [unresolved[each].id for each in opened if each in unresolved and each not in left])
@@ -59,15 +59,17 @@ def open_directions(state: StreamState) -> list[Direction]:
     return [direction for direction, incident in zip(DIRECTIONS, state.incidents, strict=True) if incident]
 
 
-def without_resolved(state: StreamState, resolved: Mapping[Direction, Decision]) -> StreamState:
-    """The state without its `resolved` incidents."""
+def without_resolved(
+    state: StreamState, resolved: Mapping[Direction, tuple[Decision, Sequence[str]]]
+) -> StreamState:
+    """The state without its `resolved` incidents: what was decided on each, and the segments of each."""
     both = state.incidents
-    for direction, decision in resolved.items():
+    for direction, (decision, segments) in resolved.items():
         if decision == "over":
             state = end_incident(state, direction)
             continue
         if decision != "new_normal":
-            state = treat_as_usual(state, direction, decision)
+            state = treat_as_usual(state, direction, decision, segments)
             continue
         if direction not in open_directions(state):  # it shared a segment with the one accepted before
             state = replace(state, incidents=both)

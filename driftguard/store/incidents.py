@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 from driftguard.errors import BadInput, Conflict, NotFound
 from driftguard.incident_lifecycle import Severity, State, Transition, is_graver, transition
 from driftguard.records import Instant
-from driftguard.records.documents.incident import Ending, IncidentEvidence, names_of
+from driftguard.records.documents.incident import Ending, IncidentEvidence, names_of, over_by_now
 from driftguard.store.row_filter import EVERYTHING, RowFilter, newest_first
 from driftguard.store.tables import (
     AwaitedComparison,
@@ -119,19 +119,27 @@ _EMITTED = text(
 
 
 def _emitted_since_change(session: Session, incident: Incident, last_record_at: datetime | None) -> int:
-    """In the changed segments, up to this time of the source's clock, or to the stream's newest record: whole
-    hours and minutes by the rollups, the rest by records. Those of hours are kept for longest: of an incident
-    that lasted longer than the others are kept, the part of its first hour is not known any more."""
+    """In the changed segments, up to this time of the source's clock, or to the stream's newest record, but
+    no longer than until it was over in each: whole hours and minutes by the rollups, the rest by records.
+    Those of hours are kept for longest: of an incident that lasted longer than the others are kept, the part
+    of its first hour is not known any more."""
     if last_record_at is None:
         newest = select(Stream.last_seen_at).where(Stream.id == incident.stream_id)
         last_record_at = session.scalars(newest).one()
-    values = {
-        "stream_id": incident.stream_id,
-        "segments": list(names_of(incident.segments)),
-        "since": incident.change_point_at,
-        "until": last_record_at + timedelta(microseconds=1),
-    }
-    return int(session.execute(_EMITTED, values).scalar_one())
+    ends = {each.segment: each.back_at for each in over_by_now(incident.segments)}
+    of_end = defaultdict(list)
+    for name in names_of(incident.segments):
+        of_end[ends.get(name) or last_record_at].append(name)
+    tokens = 0
+    for end, names in of_end.items():
+        values = {
+            "stream_id": incident.stream_id,
+            "segments": names,
+            "since": incident.change_point_at,
+            "until": end + timedelta(microseconds=1),
+        }
+        tokens += int(session.execute(_EMITTED, values).scalar_one())
+    return tokens
 
 
 def raise_severity(
@@ -200,8 +208,8 @@ def take_as_usual(session: Session, incident_id: UUID, reason: str, at: datetime
     return incident
 
 
-def decision_on(session: Session, stream_id: int, direction: str) -> Decision:
-    """On the stream's newest incident of this direction, which is resolved."""
+def decision_on(session: Session, stream_id: int, direction: str) -> tuple[Decision, tuple[str, ...]]:
+    """On the stream's newest incident of this direction, which is resolved, and its segments."""
     query = (
         select(Incident)
         .where(Incident.stream_id == stream_id, Incident.direction == direction)
@@ -210,11 +218,13 @@ def decision_on(session: Session, stream_id: int, direction: str) -> Decision:
     )
     newest = session.scalar(query)
     if newest is None:
-        return "over"
+        return "over", ()
+    decision: Decision = "over"
     if newest.level_accepted or newest.evidence.is_return:
-        return "new_normal"
-    repeats = newest.evidence.repeats
-    return repeats.cycle if repeats is not None and repeats.usual else "over"
+        decision = "new_normal"
+    elif newest.evidence.repeats is not None and newest.evidence.repeats.usual:
+        decision = newest.evidence.repeats.cycle
+    return decision, names_of(newest.segments)
 
 
 def resolved_since(session: Session, incident: Incident, oldest: datetime) -> Sequence[Incident]:

@@ -68,19 +68,45 @@ def test_a_segment_that_falls_while_another_is_down_joins_its_incident(other: st
     assert found == 20
 
 
-def test_it_is_over_when_all_have_come_back() -> None:
+def test_it_is_over_in_each_segment_that_comes_back_and_then_in_all() -> None:
     both = {"chat": 0.2, "german": 0.2}
     batch = traffic(
         3, ({}, LEARNED), ({"chat": 0.2}, 600), (both, 800), ({"german": 0.2}, 2_000), ({}, 1_000)
     )
-    findings = fold_all(batch, CONFIG)[1]
+    state, findings = fold_all(batch, CONFIG)
     (opened,) = [finding for finding in findings if isinstance(finding, DriftOpened)]
     (joined,) = widened(findings)
-    (end,) = [finding for finding in findings if isinstance(finding, DriftClosed)]
-    assert opened.ordinal < joined.ordinal < end.ordinal
-    assert end.opened_ordinal == opened.ordinal
-    assert end.ordinal > LEARNED + 600 + 800 + 2_000
-    assert {change.segment for change in end.segments} == {"chat", "german"}
+    chat, german = [finding for finding in findings if isinstance(finding, DriftClosed)]
+    assert opened.ordinal < joined.ordinal < chat.ordinal < german.ordinal
+    assert LEARNED + 600 + 800 < chat.ordinal < LEARNED + 600 + 800 + 2_000 < german.ordinal
+    assert [[change.segment for change in each.segments] for each in (chat, german)] == [["chat"], ["german"]]
+    assert (chat.left, german.left) == (("german",), ())
+    assert {each.opened_ordinal for each in (chat, german)} == {opened.ordinal}
+    assert {each.reason for each in (chat, german)} == {"recovered"}
+    assert state.incidents == (None, None)
+
+
+def test_a_segment_that_is_back_is_watched_again_while_another_is_not() -> None:
+    low, rare = {"chat": 0.15, "rare": 0.15}, {"rare": 0.15}
+    found = []
+    for seed in range(10):
+        batch = traffic(seed, ({}, LEARNED), (low, 2_000), (rare, 1_000), (low, 2_000), (rare, 1_000))
+        state, findings = fold_all(batch, CONFIG)
+        again = [each for each in widened(findings) if each.ordinal > LEARNED + 3_000]
+        if not again:
+            continue
+        found.append(again[0].ordinal - LEARNED - 3_000)
+        assert [change.segment for change in again[0].segments] == ["chat"]
+        assert again[0].change_point == pytest.approx(LEARNED + 3_000, abs=60)
+        (change,) = again[0].segments
+        assert change.before.rate - change.after.rate == pytest.approx(0.15, abs=0.06)
+        over = [each for each in findings if isinstance(each, DriftClosed)]
+        assert ["chat" in {change.segment for change in each.segments} for each in over] == [True, True]
+        degraded = [each.segment for each in describe(CONFIG, state).segments if each.verdict == "degraded"]
+        assert degraded == ["rare"]
+    print(f"seeds 0..9: found after {found} requests")
+    assert len(found) == 10
+    assert max(found) < 200
 
 
 @pytest.mark.slow
@@ -94,9 +120,12 @@ def test_an_unchanged_segment_joins_no_incident() -> None:
 
 
 def test_a_state_does_not_depend_on_how_observations_are_batched() -> None:
-    batch = traffic(4, ({}, LEARNED), ({"chat": 0.2}, 600), ({"chat": 0.2, "german": 0.2}, 800), ({}, 800))
+    both = {"chat": 0.2, "german": 0.2}
+    batch = traffic(
+        4, ({}, LEARNED), ({"chat": 0.2}, 600), (both, 800), ({"german": 0.2}, 600), (both, 400), ({}, 800)
+    )
     whole, findings = fold(CONFIG, StreamState(), batch)
-    assert widened(findings)
+    assert len(widened(findings)) == 2
     cuts = np.random.default_rng(5).choice(np.arange(1, len(batch)), 300, replace=False)
     state = StreamState()
     for start, stop in pairwise([0, *sorted(cuts.tolist()), len(batch)]):

@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from driftguard.detection import (
     BaselineReady,
     DetectorConfig,
+    DriftClosed,
     DriftOpened,
     DriftSeenGradual,
+    DriftWidened,
     Finding,
     ObservationBatch,
     StreamState,
@@ -217,6 +219,24 @@ def test_office_hours_an_hour_earlier_as_clocks_are_changed_are_learned_anew_in_
     assert follows(state)["day"] > 0.05
 
 
+def test_office_hours_that_move_are_learned_anew_while_a_rare_segment_is_not_back() -> None:
+    rng = np.random.default_rng([710])
+    at = moments(rng, 14.0, 3_000, [])
+    rare = rng.random(len(at)) < 0.05
+    means = np.where(rare, 0.6 - 0.2 * (at >= 7.2 * DAY), office_hours(rng, at, 8.0))
+    names = ["rare" if one else "chat" for one in rare]
+    batch = replace(requests(rng, means, names), ended_at=THURSDAY + at)
+    state, findings = restarted(batch, 1)
+    fall = next(each for each in opened(findings) if at[each.ordinal - 1] >= 7.2 * DAY)
+    assert [change.segment for change in fall.segments] == ["rare"]
+    joined = [at[each.ordinal - 1] / DAY for each in findings if isinstance(each, DriftWidened)]
+    print(f"seed [710]: chat joined at days {np.round(joined, 2)}")
+    assert [day for day in joined if 8.0 <= day < 11.0] != []
+    assert [day for day in joined if day >= 11.0] == []
+    degraded = [each.segment for each in describe(CONFIG, state).segments if each.verdict == "degraded"]
+    assert degraded == ["rare"]
+
+
 def test_a_rhythm_that_has_moved_is_taken_as_usual_by_its_first_whole_day() -> None:
     rng = np.random.default_rng([708])
     at = moments(rng, 12.0, 2_000, [])
@@ -229,6 +249,24 @@ def test_a_rhythm_that_has_moved_is_taken_as_usual_by_its_first_whole_day() -> N
     assert at[asked] < 9.5 * DAY
     _, findings = restarted(batch[asked:], 2, treat_as_usual(state, "down", "day"))
     assert opened(findings) == []
+
+
+def test_a_segment_that_is_back_is_taken_as_usual_with_those_that_are_not() -> None:
+    rng = np.random.default_rng([711])
+    at = moments(rng, 12.0, 2_000, [])
+    rare = rng.random(len(at)) < 0.05
+    means = np.where(rare, 0.6 - 0.2 * (at >= 6.2 * DAY), office_hours(rng, at, 7.0))
+    names = ["rare" if one else "chat" for one in rare]
+    batch = replace(requests(rng, means, names), ended_at=THURSDAY + at)
+    asked = int(np.searchsorted(at, 9.2 * DAY))
+    state, findings = restarted(batch[:asked], 1)
+    over = [each for each in findings if isinstance(each, DriftClosed) and each.direction == "down"]
+    assert at[over[-1].ordinal - 1] > 7.0 * DAY
+    assert [change.segment for change in over[-1].segments] == ["chat"]
+    assert over[-1].left == ("rare",)
+    _, findings = restarted(batch[asked:], 2, treat_as_usual(state, "down", "day", ["rare", "chat"]))
+    again = [each for each in findings if isinstance(each, DriftOpened | DriftWidened)]
+    assert "chat" not in {change.segment for each in again for change in each.segments}
 
 
 def test_what_is_usual_is_computed_without_a_warning_beside_a_segment_without_a_baseline() -> None:

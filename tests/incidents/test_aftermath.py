@@ -16,8 +16,8 @@ from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from driftguard.cli.main import app
-from driftguard.detection import DetectorConfig
-from driftguard.incidents import aftermath
+from driftguard.detection import DetectorConfig, DriftClosed, SegmentChange
+from driftguard.incidents import aftermath, opening
 from driftguard.incidents.message import document, summary
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
@@ -249,6 +249,51 @@ def test_the_pipeline_alone_closes_without_traffic_and_claims_no_mitigation(data
     assert "send no traffic any more" in incident.resolution
     assert incident.evidence.ending is not None
     assert incident.evidence.ending.mitigated_at is None
+
+
+def test_what_is_back_while_another_segment_goes_silent_was_mitigated_and_costs_until_then(
+    database: Database,
+) -> None:
+    rng = np.random.default_rng(6)
+    pipeline = Pipeline(database, DetectorConfig(minimum_drop=0.1, history=1024), Metrics())
+    send_segments(database, rng, {"rare": GOOD, "code": GOOD}, 0, 700)
+    send_segments(database, rng, {"rare": BAD, "code": GOOD}, 30, 120)
+    send_segments(database, rng, {"rare": BAD, "code": BAD}, 34, 240)
+    for minute in (40, 60, 80):
+        send_segments(database, rng, {"code": GOOD}, minute, 600)
+    fold_and_examine(pipeline, database)
+    incident, _ = only_incident(database)
+    assert incident.state == "resolved", "it did not end"
+    assert incident.resolution is not None
+    assert "(rare) send no traffic any more" in incident.resolution
+    (back,) = {each.back_at for each in incident.segments if each.segment == "code"}
+    assert back is not None
+    assert incident.evidence.ending is not None
+    assert incident.evidence.ending.mitigated_at == back
+    with database.session() as session:
+        emitted = func.coalesce(func.sum(Record.emitted), 0)
+        since = select(emitted).where(Record.ended_at >= incident.change_point_at)
+        until_back = session.scalars(since.where(Record.ended_at <= back)).one()
+        assert session.scalars(since).one() > 2 * until_back
+    assert incident.evidence.ending.tokens == until_back
+
+
+def test_a_segment_that_may_go_on_under_another_name_is_not_over_with_the_others(
+    database: Database,
+) -> None:
+    incident_id = add_incident(database, [])
+    with database.session() as session:
+        incident, _ = incidents.find(session, incident_id)
+        german = replace(incident.segments[0], segment="german", evidence=2e6, silent_at=900)
+        incident.segments = (german, replace(german, segment="code", silent_at=None))
+        incident.evidence = replace(incident.evidence, false_alarm_every=1e5)
+        change = SegmentChange("code", german.before, german.before, 2e6)
+        closed = DriftClosed("down", 1_000, NOW.timestamp(), 800, 700, "recovered", (change,))
+        opening.close(session, incident, closed, NOW)
+    with database.session() as session:
+        incident, _ = incidents.find(session, incident_id)
+        assert incident.state == "open"
+        assert {each.segment: each.back_at for each in incident.segments} == {"german": None, "code": NOW}
 
 
 def send_segments(

@@ -438,6 +438,38 @@ def test_a_rise_that_has_become_the_norm_of_one_segment_goes_on_in_the_other(dat
     }
 
 
+def test_a_segment_that_is_back_falls_anew_while_another_is_not_back(database: Database) -> None:
+    traffic = Traffic(seed=7)
+    both, one = {**GOOD, "english": 0.4, "german": 0.4}, {**GOOD, "german": 0.4}
+    pipeline = new_pipeline(database)
+    store(database, traffic.draw(1500, GOOD) + traffic.draw(400, both) + traffic.draw(600, one))
+    fold_and_examine(pipeline, database)
+    (incident,) = all_incidents(database)
+    assert {each.segment: each.back_at is not None for each in incident.segments} == {
+        "english": True,
+        "german": False,
+    }
+    again_at = traffic.clock
+    store(database, traffic.draw(300, both))
+    fold_and_examine(pipeline, database)
+    (incident,) = all_incidents(database)
+    assert {each.segment: each.back_at for each in incident.segments} == {"german": None, "english": None}
+    with database.session() as session:
+        stream = session.scalars(select(Stream)).one()
+        steps = [step.reason for step in incidents.transitions(session, incident.id)]
+        assert "It is over in" not in summary(incident, stream)
+    assert steps[-2].startswith("acceptance is back at its baseline: english 0.")
+    assert steps[-2].endswith("; german is not back yet")
+    since = datetime.fromisoformat(steps[-1].split("since ")[1].split(" UTC")[0]).replace(tzinfo=UTC)
+    assert "fell in more segments" in steps[-1]
+    assert "english from 0.7" in steps[-1]
+    assert abs((since - again_at).total_seconds()) < 60
+    store(database, traffic.draw(900, GOOD))
+    fold_and_examine(pipeline, database)
+    (incident,) = all_incidents(database)
+    assert incident.state == "resolved"
+
+
 def test_the_last_of_64_segments_is_judged_by_itself_and_named(database: Database) -> None:
     """Beside 'other', in which the rest is stored."""
     traffic = Traffic(seed=5)

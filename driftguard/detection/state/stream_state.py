@@ -99,6 +99,10 @@ class OpenIncident:
         columns |= {name: getattr(self, name)[tests] for name in (*_OF_TESTS, "told")}
         return replace(self, test=(np.cumsum(tests) - 1)[self.test[own]], **columns)
 
+    def names(self, state: StreamState) -> tuple[str, ...]:
+        """Of its segments."""
+        return tuple(state.names[code] for code in self.segments.tolist())
+
     def since(self, segments: int) -> Ints:
         """The ordinal from which on each of the stream's segments [S] is changed, NEVER of the others."""
         began = np.full(segments, NEVER)

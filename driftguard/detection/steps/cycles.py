@@ -209,9 +209,9 @@ def tally(state: StreamState, base: Baselines, rows: Columns) -> Profiles:
 
 
 def with_onset(state: StreamState, incident: OpenIncident, direction: int) -> StreamState:
-    """The state in which an incident opens, or is joined by segments. It forgets the day and the week so far,
-    as the change lies within; but where an incident of this direction began a day or a week before, what is
-    usual has moved, and is learned anew."""
+    """The state in which this incident opens, or joins the one that is open. It forgets the day and the week
+    so far, as the change lies within; but where an incident of this direction began a day or a week before,
+    what is usual has moved, and is learned anew."""
     profiles = tuple(
         _with_onset(state, factor, profile, incident, state.onsets[:, direction])
         for factor, profile in zip(FACTORS, state.profiles, strict=True)

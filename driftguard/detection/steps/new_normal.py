@@ -64,7 +64,7 @@ def became_normal(
         change_point=incident.change_point,
         reason="became_normal",
         segments=tuple(changes),
-        left=() if left is None else tuple(state.names[code] for code in left.segments.tolist()),
+        left=() if left is None else left.names(state),
     )
 
 

@@ -148,13 +148,13 @@ def widen_incident(
     threshold: float,
 ) -> tuple[OpenIncident, DriftWidened] | AlarmWithheld:
     """At an alarm of segments that are not in the open `incident` of this direction, from `rows` (the history
-    as columns): the incident with those that changed, which have to come back as well before it is over."""
+    as columns): those that changed join it, and have to come back as well before it is over."""
     others = rows[np.flatnonzero(~np.isin(rows.segment, incident.segments))]
     alarm = open_incident(state, base, others, direction, total, threshold)
     if isinstance(alarm, AlarmWithheld):
         return alarm
     more, found = alarm
-    return incident.joined_by(more), DriftWidened(
+    return more, DriftWidened(
         direction=found.direction,
         ordinal=found.ordinal,
         ended_at=found.ended_at,

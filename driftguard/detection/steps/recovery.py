@@ -11,9 +11,10 @@ Assumptions: E[x | past] <= midpoint while it has not recovered; nothing else ab
 beyond the reach than before it. Windows, means of many requests, are cut as ever.
 Guarantee: the shares sum to less than 1, so W is at most a mixture of nonnegative supermartingales, and
 the probability that an unrecovered segment is ever called recovered is at most RECOVERY_LEVEL
-(Ville's inequality). An incident closes when every changed segment has recovered, so the level holds
-for it without correction (the rejections are intersected). The price of the shares is a delay that
-grows with the logarithm of the incident's length.
+(Ville's inequality). A segment leaves its incident when it has recovered, and is watched again: one that
+was called so by mistake raises its alarm anew. An incident closes when every changed segment has
+recovered, so the level holds for it without correction (the rejections are intersected). The price of the
+shares is a delay that grows with the logarithm of the incident's length.
 Paper: Ramdas, Grunwald, Vovk, Shafer 2023, "Game-theoretic statistics and safe anytime-valid inference".
 
 **The midpoint** is known no better than the distance between before and after. At the alarm few requests tell
@@ -153,9 +154,15 @@ def requests_until_silent(incident: OpenIncident, before: int, history: int) -> 
 
 
 def closed(
-    state: StreamState, base: Baselines, rows: Columns, incident: OpenIncident, direction: int
+    state: StreamState,
+    base: Baselines,
+    rows: Columns,
+    incident: OpenIncident,
+    direction: int,
+    left: OpenIncident | None,
 ) -> DriftClosed:
-    """At the request that decided the last recovery test, the last of `rows` (the history as columns)."""
+    """At the request that decided its last recovery test, the last of `rows` (the history as columns).
+    `left`: what goes on."""
     changes = (
         _back(state, base, rows, incident, place, direction) for place in range(len(incident.segments))
     )
@@ -167,6 +174,7 @@ def closed(
         change_point=incident.change_point,
         reason="recovered" if (incident.outcome == RECOVERED).any() else "no_traffic",
         segments=tuple(change for change in changes if change is not None),
+        left=() if left is None else left.names(state),
     )
 
 

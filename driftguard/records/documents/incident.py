@@ -79,6 +79,18 @@ def not_back(segments: Sequence[ChangedSegment]) -> tuple[ChangedSegment, ...]:
     return tuple(each for each in segments if each.back_at is None) or tuple(segments)
 
 
+def over_by_now(segments: Sequence[ChangedSegment]) -> tuple[ChangedSegment, ...]:
+    """Those whose acceptance was found back, or that were silent, one by one; without those that go on under
+    another name, be it a newer one or an older one again."""
+    renamed = {name for each in segments for name in each.renamed_from}
+    fallen = {each.segment for each in segments if each.back_at is None}
+    return tuple(
+        each
+        for each in segments
+        if each.back_at is not None and each.segment not in renamed and fallen.isdisjoint(each.renamed_from)
+    )
+
+
 def names_of(segments: Sequence[ChangedSegment]) -> tuple[str, ...]:
     """In their order."""
     return tuple(segment.segment for segment in segments)
@@ -97,9 +109,10 @@ class Rollback:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What is kept as an incident ends. `tokens`: emitted in its segments from the change point to the end.
-    `mitigated_at`: when the draft that helped came into service, or when the request ended (by the source's
-    clock) at which acceptance was found back; None where nothing shows that it helped."""
+    """What is kept as an incident ends. `tokens`: emitted in its segments from the change point on, in each
+    until it was over there. `mitigated_at`: when the draft that helped came into service, or when the request
+    ended (by the source's clock) at which acceptance was found back; None where nothing shows that it
+    helped."""
 
     tokens: int
     mitigated_at: datetime | None

@@ -55,13 +55,14 @@ def test_a_state_of_before_goes_on(stored: bytes, fewer: int) -> None:
     assert encode_state(before) == stored
 
 
-def test_an_incident_that_was_open_before_its_distance_was_kept_goes_on() -> None:
+@pytest.mark.parametrize("fewer", [1, 2])  # when each segment changed; and the distance
+def test_an_incident_that_was_open_before_all_of_it_was_kept_goes_on(fewer: int) -> None:
     rng = np.random.default_rng(2)
     fallen = fold_all(requests(rng, np.repeat([0.8, 0.5], [3_000, 400])))[0]
     assert fallen.incidents[0] is not None
     wire = msgspec.msgpack.decode(encode_state(fallen)[HEADER:])
     place = [item.name for item in fields(StreamState)].index("incidents")
-    wire[place][0] = wire[place][0][:-1]
+    wire[place][0] = wire[place][0][:-fewer]
     begun = written(wire)
     more = requests(rng, np.repeat([0.5, 0.8], [600, 900]), first_ordinal=3_401)
     findings = fold_all(more, state=decode_state(begun))[1]
