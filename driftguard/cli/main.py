@@ -333,21 +333,15 @@ def replay(
 @app.command()
 def settings(config: Config = None, as_json: AsJson = False) -> None:
     """List every setting: its value, default and meaning."""
-    from driftguard.settings.loading import describe_settings
+    from driftguard.settings.shown import shown, shown_as_json
 
-    loaded: Any = load_settings(config)
-    rows = []
-    for name, default, meaning in describe_settings():
-        value = loaded
-        for part in name.split("."):
-            value = getattr(value, part)
-        rows.append((name, value, default, meaning))
+    loaded = load_settings(config)
     if as_json:
-        print(loaded.model_dump_json())
+        print(shown_as_json(loaded))
         return
     texts = [
-        (name, "(default)" if value == default else value, default, meaning)
-        for name, value, default, meaning in rows
+        (each.name, each.value if each.is_changed else "(default)", each.default, each.meaning)
+        for each in shown(loaded)
     ]
     print_table(("SETTING", "VALUE", "DEFAULT", "MEANING"), texts, "no settings")
 

@@ -132,6 +132,40 @@ def test_settings_lists_value_default_and_meaning() -> None:
     assert "8200" in line
 
 
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_settings_shows_no_secret(tmp_path: Path, form: tuple[str, ...]) -> None:
+    """What it prints is pasted into issues."""
+    config = tmp_path / "driftguard.toml"
+    config.write_text(
+        """
+        database_url = "postgresql://watch:firstword@db/driftguard"
+        [alerting]
+        alertmanager_urls = ["http://pager:secondword@alerts:9093/am"]
+        webhook_urls = ["https://hooks.example.com/services/T012345/thirdword"]
+        [retraining]
+        promote_command = ["deploy-draft", "--token=fourthword"]
+        [[engines]]
+        server = "chat"
+        admin_url = "http://admin:fifthword@engine:8000"
+        api_key = "sixthword-sixthword-sixthword-sixth"
+        [[engines]]
+        server = "tgi"
+        target_directory = "/models/target"
+        draft_directory = "/models/draft"
+        num_speculative_tokens = 4
+        acceptance_rule = "rejection"
+        """
+    )
+    result = driftguard("settings", "--config", str(config), *form)
+    assert result.returncode == 0, result.stderr
+    assert not re.findall("(?:first|second|third|fourth|fifth|sixth)word", result.stdout)
+    assert "http://pager:***@alerts:9093/am" in result.stdout
+    assert "https://hooks.example.com/***" in result.stdout
+    assert "deploy-draft" in result.stdout
+    if form:
+        assert json.loads(result.stdout)["engines"][0]["admin_url"] == "http://admin:***@engine:8000"
+
+
 def test_status_without_a_sidecar_says_where_it_looked() -> None:
     url = f"http://127.0.0.1:{free_port()}"
     result = driftguard("status", "--sidecar", url)

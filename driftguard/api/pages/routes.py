@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from functools import reduce
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -41,8 +39,7 @@ from driftguard.metrics.labels import StreamVerdict
 from driftguard.records.documents.retraining_run import TrainingCurve
 from driftguard.retraining.engines.candidate_kind import retraining_elsewhere, torch_version
 from driftguard.retraining.promotion.watch import against
-from driftguard.settings.loading import describe_settings
-from driftguard.settings.secrets import masked_command, secrets_of
+from driftguard.settings.shown import shown
 from driftguard.status import stream_list, unrecorded
 from driftguard.status.stream_list import Choice, Order
 from driftguard.status.verdict import WORST_FIRST, Standing, standings
@@ -67,7 +64,6 @@ _ORDERS: Final[Mapping[Order, str]] = {
     "last_seen": "the newest record first",
     "server": "by name",
 }
-_COMMAND: Final = "retraining.promote_command"
 _HERE: Final = Path(__file__).parent
 _CACHED: Final = {"Cache-Control": "public, max-age=3600"}
 _CHECKED: Final = {"Cache-Control": "no-cache"}
@@ -242,37 +238,14 @@ def run_page(run_id: UUID, context: AnyContext, request: Request) -> HTMLRespons
 @router.get("/configuration")
 def configuration_page(context: AnyContext, request: Request) -> HTMLResponse:
     """The settings, with their secrets masked, and the names of the keys."""
-    masked = secrets_of(context.settings).masked
-    settings = [
-        {
-            "name": name,
-            "value": masked(_told(name, value)),
-            "default": default,
-            "meaning": meaning,
-            "changed": changed,
-        }
-        for name, default, meaning in describe_settings()
-        for value in [reduce(getattr, name.split("."), context.settings)]
-        for changed in [value != default]
-    ]
     with context.database.session() as session:
         return render(
             request,
             "configuration.html",
-            settings=settings,
+            settings=[*shown(context.settings)],
             keys=list_keys(session),
             version=version("driftguard-llm"),
         )
-
-
-def _told(name: str, value: object) -> str:
-    """A setting's value; of a list of groups what differs from their defaults; of a command its program: any
-    argument may be a secret."""
-    if name == _COMMAND and isinstance(value, list):
-        return str(masked_command(value))
-    if isinstance(value, list | tuple) and value and isinstance(value[0], BaseModel):
-        return json.dumps([one.model_dump(mode="json", exclude_defaults=True) for one in value])
-    return str(value)
 
 
 @router.get("/static/{name}")

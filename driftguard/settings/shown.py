@@ -1,0 +1,61 @@
+"""The settings as a page and a command may show them: without their secrets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, Final
+
+from pydantic import BaseModel
+
+from driftguard.settings import Settings
+from driftguard.settings.loading import describe_settings
+from driftguard.settings.secrets import masked_command, secrets_of
+
+_COMMAND: Final = "retraining.promote_command"
+
+
+@dataclass(frozen=True, slots=True)
+class ShownSetting:
+    """`name`: with dots. `value`: of a list of groups what differs from their defaults; of a command its
+    program, as any argument may be a secret."""
+
+    name: str
+    value: str
+    default: object
+    meaning: str
+    is_changed: bool
+
+
+def shown(settings: Settings) -> Iterator[ShownSetting]:
+    """Every setting."""
+    masked = secrets_of(settings).masked
+    for name, default, meaning in describe_settings():
+        value = reduce(getattr, name.split("."), settings)
+        yield ShownSetting(name, masked(_text(name, value)), default, meaning, value != default)
+
+
+def shown_as_json(settings: Settings) -> str:
+    """All of them in one object, whose keys are no secrets."""
+    of_all = settings.model_dump(mode="json")
+    group, name = _COMMAND.split(".")
+    of_all[group][name] = masked_command(of_all[group][name])
+    return json.dumps(_masked(of_all, secrets_of(settings).masked), ensure_ascii=False)
+
+
+def _text(name: str, value: object) -> str:
+    if name == _COMMAND and isinstance(value, list):
+        return str(masked_command(value))
+    if isinstance(value, list | tuple) and value and isinstance(value[0], BaseModel):
+        return json.dumps([one.model_dump(mode="json", exclude_defaults=True) for one in value])
+    return str(value)
+
+
+def _masked(value: Any, mask: Callable[[str], str]) -> Any:
+    if isinstance(value, dict):
+        return {key: _masked(item, mask) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_masked(item, mask) for item in value]
+    return mask(value) if isinstance(value, str) else value
