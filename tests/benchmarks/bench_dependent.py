@@ -68,7 +68,7 @@ def pages(batch: ObservationBatch) -> tuple[int, int]:
             past = [one for one in earlier.values() if one.resolved_at is not None]
             paged += finding.direction == "down" and repeated(incident, past) is None
             earlier[finding.ordinal] = incident
-        if isinstance(finding, DriftClosed):
+        if isinstance(finding, DriftClosed) and not finding.left:
             earlier[finding.opened_ordinal].resolved_at = datetime.fromtimestamp(finding.ended_at, UTC)
     return len(earlier), paged
 

@@ -113,6 +113,8 @@ def found(fall: Fall, seed: int, *, until_over: bool = False) -> Found | None:
             elif alarm is not None and isinstance(finding, DriftSeenGradual | DriftClosed):
                 if finding.direction != alarm.direction:
                     continue
+                if isinstance(finding, DriftClosed) and finding.left:
+                    continue  # it goes on in other segments
                 if isinstance(finding, DriftClosed):
                     return Found(alarm, onset, tuple(later))
                 later.append(finding)
