@@ -21,7 +21,7 @@ from driftguard.adapters import ReplayFormat
 from driftguard.cli import drafts, exports, incidents, runs, streams
 from driftguard.cli.alert_rules import alert_rules
 from driftguard.cli.options import DEFAULT_SIDECAR, AsJson, Config, DataDir, Host, Port, Sidecar, Sources
-from driftguard.cli.output import print_table
+from driftguard.cli.output import print_table, show_whatever_it_takes
 from driftguard.cli.plain import plain_lines
 from driftguard.errors import BadInput, DriftGuardError
 
@@ -504,8 +504,8 @@ def main() -> NoReturn:
     for name, mode in (("stdin", "r"), ("stdout", "w")):
         if getattr(sys, name) is None:  # it was closed, as <&- and >&- do
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
-    if isinstance(sys.stdout, TextIOWrapper):  # a name that the terminal cannot show is no error
-        sys.stdout.reconfigure(errors="backslashreplace")
+    if isinstance(sys.stdout, TextIOWrapper):
+        show_whatever_it_takes(sys.stdout)
     try:
         app(standalone_mode=True)
         sys.stdout.flush()

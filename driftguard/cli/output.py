@@ -6,16 +6,31 @@ written as a block. Elsewhere nothing is wrapped, and nothing depends on a termi
 
 from __future__ import annotations
 
+import codecs
+import json
 import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from io import TextIOWrapper
 
 from driftguard.cli.plain import plain
 
 LEAST_LAST_COLUMN = 24  # characters
 GAP = "  "
+
+
+def show_whatever_it_takes(output: TextIOWrapper) -> None:
+    """A character that this output cannot show becomes an escape of JSON: no error, and JSON stays JSON."""
+    codecs.register_error("escaped", _escaped)
+    output.reconfigure(errors="escaped")
+
+
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
 
 def terminal_width() -> int | None:

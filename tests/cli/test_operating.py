@@ -394,6 +394,15 @@ def test_an_output_that_does_not_take_it_all_or_a_closed_input_is_no_traceback(
     assert (result.returncode, result.stderr) == (code, said)
 
 
+def test_json_is_json_on_an_output_that_takes_ascii_alone() -> None:
+    name = "café 東京 \N{ROCKET}"
+    environment = {**os.environ, "DRIFTGUARD_PROXY__SERVER": name, "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "driftguard", "settings", "--json"]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, check=True, timeout=60)
+    assert result.stdout.isascii()
+    assert json.loads(result.stdout)["proxy"]["server"] == name
+
+
 @pytest.mark.parametrize("command", ["status", "incidents list"])
 def test_another_server_that_answers_json_is_no_sidecar(command: str) -> None:
     paths = ("/api/v1/status?limit=50", "/api/v1/incidents?limit=50")
