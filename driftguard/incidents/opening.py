@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Final, Literal, cast
+from typing import Final, Literal, NamedTuple, cast
 from uuid import UUID, uuid5
 
 import structlog
@@ -63,8 +63,9 @@ def open_incident(session: Session, incident: Incident, reason: str) -> None:
     """Stores the incident, which awaits its examination, and why it opened. One of this id stays as it is.
     One of this stream and direction that is not resolved names its segments as well."""
     if known := incidents.unresolved_of(session, incident.stream_id, incident.direction):
-        seq, now = incident.change_point_seq, incident.opened_at
-        if not join(session, known[0], incident.segments, seq, reason, now):
+        if not join(
+            session, known[0], incident.segments, ChangePoint.of(incident), reason, incident.opened_at
+        ):
             log.warning("drift found again; its incident is still open", incident=str(known[0].id))
         return
     if session.get(Incident, incident.id) is not None:
@@ -142,22 +143,35 @@ def widen(session: Session, stream: Stream, finding: DriftWidened, now: datetime
             f"{ACCEPTANCE[positions_of(joined)]} {verb} in more segments, since {since:%Y-%m-%d %H:%M:%S} "
             f"UTC: {moves}; found {finding.requests_to_alarm} requests after the change"
         )
-        join(session, incident, joined, finding.change_point, reason, now)
+        join(session, incident, joined, ChangePoint(finding.change_point, since), reason, now)
+
+
+class ChangePoint(NamedTuple):
+    """The first record of a change, and when that ended."""
+
+    seq: int
+    at: datetime
+
+    @classmethod
+    def of(cls, incident: Incident) -> ChangePoint:
+        return cls(incident.change_point_seq, incident.change_point_at)
 
 
 def join(
     session: Session,
     incident: Incident,
     segments: Sequence[ChangedSegment],
-    change_point_seq: int,
+    change_point: ChangePoint,
     reason: str,
     now: datetime,
 ) -> bool:
-    """Names more segments, which changed at that record, in an incident that is not resolved, and says why;
+    """Names more segments, which changed at that point, in an incident that is not resolved, and says why;
     those that it names already, and that are not back, stay as they are. Whether there were others."""
     named = set(names_of(incident.segments))
     staying = [each for each in incident.segments if each.back_at is None]
-    joined = [each for each in segments if each.segment not in names_of(staying)]
+    joined = [
+        replace(each, since=change_point.at) for each in segments if each.segment not in names_of(staying)
+    ]
     if joined:
         again = names_of(joined)
         kept = (each for each in incident.segments if each.segment not in again)
@@ -169,7 +183,7 @@ def join(
         if known.may_be_usual and known.repeats is not None:
             known = replace(known, repeats=replace(known.repeats, differs="more segments changed"))
         # What had changed when it was opened is the same change, seen later where there is less traffic.
-        is_later = change_point_seq > incident.opened_seq
+        is_later = change_point.seq > incident.opened_seq
         if is_later and any(not set(each.renamed_from) & named for each in joined):
             known = replace(known, outgrew_cause=True)
         levels = {name: level for name, level in known.levels.items() if name not in again}

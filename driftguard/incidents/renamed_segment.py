@@ -24,7 +24,7 @@ from driftguard.diagnosis import comparisons
 from driftguard.diagnosis.comparisons import LEVEL, Rate, acceptance_of
 from driftguard.incident_lifecycle import formula_slowdown
 from driftguard.incidents import like_with_like
-from driftguard.incidents.opening import join, open_incident
+from driftguard.incidents.opening import ChangePoint, join, open_incident
 from driftguard.records.documents.incident import ChangedSegment, IncidentEvidence
 from driftguard.records.positions import ACCEPTANCE, Positions, combined
 from driftguard.store import examination_evidence, folding, incidents, renamed_segments
@@ -285,7 +285,7 @@ def report(session: Session, awaited: AwaitedComparison, found: Sequence[Renamed
             else each
             for each in one.segments
         )
-        join(session, one, incident.segments, incident.change_point_seq, reason, now)
+        join(session, one, incident.segments, ChangePoint.of(incident), reason, now)
     if not known:
         open_incident(session, incident, reason)
 

@@ -216,9 +216,7 @@ def _too_few(job: Job, change: Change, rules: PlanRules) -> NothingToDo | None:
     """Asked first, because the rest reads all token ids: an incident that waits for traffic asks every
     minute."""
     with job.database.session() as session:
-        found = captures.count_since(
-            session, job.info.server, job.info.target, change.segments, change.change_point_at
-        )
+        found = captures.count_since(session, job.info.server, job.info.target, change.since)
     return too_few(found, change, rules)
 
 

@@ -8,7 +8,7 @@ from uuid import UUID
 from sqlalchemy.orm import Session
 
 from driftguard.diagnosis import Confidence
-from driftguard.records.documents.incident import not_back
+from driftguard.records.documents.incident import changed_since, not_back
 from driftguard.retraining.due import why_not
 from driftguard.retraining.engines.engine_admin import EngineInfo
 from driftguard.retraining.training.plan import Change, NothingToDo
@@ -81,6 +81,6 @@ def _named(session: Session, info: EngineInfo, incident_id: UUID) -> Incident | 
 def _call(incident: Incident, *, is_forced: bool) -> Call:
     # What is back is traffic as any other. Under an older name a segment may have changed already.
     changed = not_back(incident.segments)
-    segments = frozenset(name for each in changed for name in (each.segment, *each.renamed_from))
-    change = Change(segments, incident.change_point_at, incident.opened_at)
-    return Call(incident.id, change, is_forced)
+    since = {name: incident.change_point_at for each in changed for name in each.renamed_from}
+    since |= changed_since(changed, incident.change_point_at)
+    return Call(incident.id, Change(since, incident.opened_at), is_forced)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple
 
@@ -56,14 +56,17 @@ _LEVELS = text(
                CASE WHEN s.method <> ALL(:looked_up) AND r.drafted_per_position[1] > 0
                     THEN r.accepted_per_position[1]::float8 / r.drafted_per_position[1] END AS first,
                row_number() OVER (PARTITION BY r.segment ORDER BY r.seq DESC) AS age
-        FROM records r JOIN streams s ON s.id = r.stream_id CROSS JOIN LATERAL (
+        FROM records r JOIN streams s ON s.id = r.stream_id
+        LEFT JOIN unnest(CAST(:changed AS text[]), CAST(:since AS timestamptz[])) AS changed (segment, since)
+            ON changed.segment = r.segment
+        CROSS JOIN LATERAL (
             SELECT CASE WHEN s.method = ANY(:looked_up)
                    THEN coalesce(r.steps * r.num_speculative_tokens, r.drafted) ELSE r.drafted END AS tokens
         ) AS asked
         WHERE s.server = :server AND s.target = :target AND s.draft_version = :version
           AND r.kind = 'request' AND asked.tokens > 0 AND r.ended_at >= :oldest
           AND (CAST(:until AS timestamptz) IS NULL OR r.ended_at < :until)
-          AND (r.segment <> ALL(CAST(:changed AS text[])) OR r.ended_at >= :since)
+          AND (changed.since IS NULL OR r.ended_at >= changed.since)
     ) AS newest
     WHERE age <= :newest
     GROUP BY segment ORDER BY segment
@@ -99,11 +102,10 @@ def levels(
     version: str,
     oldest: datetime,
     until: datetime | None = None,
-    changed: Collection[str] = (),
-    since: datetime | None = None,
+    since: Mapping[str, datetime] = {},
 ) -> list[DraftLevel]:
-    """Of the newest requests of each segment, from `oldest` on and before `until`; of `changed` segments
-    those since `since`. Of most of these: at one K if they tell one, else by the first draft token. A segment
+    """Of the newest requests of each segment, from `oldest` on and before `until`; of some segments
+    those `since` then. Of most of these: at one K if they tell one, else by the first draft token. A segment
     that has few of the newest MOST_READ requests is judged by these.
 
     How many tokens a lookup drafts depends on what it finds: x is then of all that K allows, so that
@@ -115,8 +117,8 @@ def levels(
             "server": server,
             "target": target,
             "version": version,
-            "changed": list(changed),
-            "since": since,
+            "changed": list(since),
+            "since": list(since.values()),
             "oldest": _since(session, stream_ids(session, server, target, version), oldest, until),
             "until": until,
             "newest": _NEWEST_REQUESTS,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, NamedTuple
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import any_, delete, func, literal, or_, select, text
+from sqlalchemy import and_, any_, delete, false, func, literal, or_, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -147,15 +147,13 @@ class CapturedTokens(NamedTuple):
     output_token_ids: list[int]
 
 
-def count_since(
-    session: Session, server: str, target: str, segments: Collection[str], since: datetime
-) -> int:
-    """Captured requests of these segments, by the index alone: token ids are megabytes."""
+def count_since(session: Session, server: str, target: str, since: Mapping[str, datetime]) -> int:
+    """Captured requests of these segments, each since then, by the index alone: token ids are megabytes."""
+    of_each = [
+        and_(Capture.segment == segment, Capture.captured_at >= begun) for segment, begun in since.items()
+    ]
     query = select(func.count()).where(
-        Capture.server == server,
-        Capture.target == target,
-        Capture.segment.in_(segments),
-        Capture.captured_at >= since,
+        Capture.server == server, Capture.target == target, or_(false(), *of_each)
     )
     return session.scalar(query) or 0
 

@@ -20,7 +20,13 @@ from sqlalchemy.orm import Session
 from driftguard.errors import BadInput, Conflict, NotFound
 from driftguard.incident_lifecycle import Severity, State, Transition, is_graver, transition
 from driftguard.records import Instant
-from driftguard.records.documents.incident import Ending, IncidentEvidence, names_of, over_by_now
+from driftguard.records.documents.incident import (
+    Ending,
+    IncidentEvidence,
+    changed_since,
+    names_of,
+    over_by_now,
+)
 from driftguard.store.row_filter import EVERYTHING, RowFilter, newest_first
 from driftguard.store.tables import (
     AwaitedComparison,
@@ -120,22 +126,22 @@ _EMITTED = text(
 
 def _emitted_since_change(session: Session, incident: Incident, last_record_at: datetime | None) -> int:
     """In the changed segments, up to this time of the source's clock, or to the stream's newest record, but
-    no longer than until it was over in each: whole hours and minutes by the rollups, the rest by records.
-    Those of hours are kept for longest: of an incident that lasted longer than the others are kept, the part
-    of its first hour is not known any more."""
+    in each from its own change on, and no longer than until it was over there: whole hours and minutes by
+    the rollups, the rest by records. Those of hours are kept for longest: of an incident that lasted longer
+    than the others are kept, the part of its first hour is not known any more."""
     if last_record_at is None:
         newest = select(Stream.last_seen_at).where(Stream.id == incident.stream_id)
         last_record_at = session.scalars(newest).one()
     ends = {each.segment: each.back_at for each in over_by_now(incident.segments)}
-    of_end = defaultdict(list)
-    for name in names_of(incident.segments):
-        of_end[ends.get(name) or last_record_at].append(name)
+    of_span = defaultdict(list)
+    for name, since in changed_since(incident.segments, incident.change_point_at).items():
+        of_span[since, ends.get(name) or last_record_at].append(name)
     tokens = 0
-    for end, names in of_end.items():
+    for (since, end), names in of_span.items():
         values = {
             "stream_id": incident.stream_id,
             "segments": names,
-            "since": incident.change_point_at,
+            "since": since,
             "until": end + timedelta(microseconds=1),
         }
         tokens += int(session.execute(_EMITTED, values).scalar_one())

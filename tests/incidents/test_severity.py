@@ -19,7 +19,7 @@ from driftguard.incidents import cost_measurement, diagnosing
 from driftguard.incidents import opening as incident_severity
 from driftguard.incidents.cost_measurement import Measurement
 from driftguard.incidents.message import summary
-from driftguard.incidents.opening import Paging, severity_of
+from driftguard.incidents.opening import ChangePoint, Paging, severity_of
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.records.documents.incident import IncidentDiagnosis, IncidentEvidence, SeenEvidence, names_of
@@ -222,7 +222,8 @@ def test_what_joins_a_fall_with_a_harmless_cause_pages_although_nothing_tells_wh
         unknown = Measurement(None, [], [])
         cost_measurement.update_incident(session, incident, unknown, PAGER, datetime.now(UTC))
         assert incident.severity == "info"
-        same, later, now = incident.opened_seq, incident.opened_seq + 1, datetime.now(UTC)
+        now = datetime.now(UTC)
+        same, later = (ChangePoint(incident.opened_seq + more, now) for more in (0, 1))
         rare = replace(other, segment="rare")  # in which the same change is seen late
         incident_severity.join(session, incident, [rare], same, "rare fell as well", now)
         cost_measurement.update_incident(session, incident, unknown, PAGER, now)

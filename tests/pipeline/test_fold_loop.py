@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import select, text, update
+from sqlalchemy import func, or_, select, text, update
 from sqlalchemy.orm import Session
 from structlog.testing import capture_logs
 
@@ -26,7 +26,7 @@ from driftguard.records.documents.incident import names_of
 from driftguard.store import folding, incidents
 from driftguard.store.database import FOLD, Database, DatabaseTimeout
 from driftguard.store.folding import StoredRecord, read_after
-from driftguard.store.tables import DetectorState, Incident, Notification, Stream
+from driftguard.store.tables import DetectorState, Incident, Notification, Record, Stream
 from tests.alerting.http_receiver import wait_until
 from tests.pipeline.examining import fold_and_examine
 from tests.pipeline.traffic import Traffic, store
@@ -464,10 +464,23 @@ def test_a_segment_that_is_back_falls_anew_while_another_is_not_back(database: D
     assert "fell in more segments" in steps[-1]
     assert "english from 0.7" in steps[-1]
     assert abs((since - again_at).total_seconds()) < 60
+    german, english = incident.segments
+    assert german.since is None
+    assert english.since is not None
+    assert english.since.replace(microsecond=0) == since
     store(database, traffic.draw(900, GOOD))
     fold_and_examine(pipeline, database)
     (incident,) = all_incidents(database)
     assert incident.state == "resolved"
+    assert incident.evidence.ending is not None
+    of_change = [
+        (Record.segment == each.segment)
+        & Record.ended_at.between(each.since or incident.change_point_at, each.back_at)
+        for each in incident.segments
+    ]
+    with database.session() as session:
+        tokens = session.scalars(select(func.sum(Record.emitted)).where(or_(*of_change))).one()
+    assert incident.evidence.ending.tokens == tokens
 
 
 def test_the_last_of_64_segments_is_judged_by_itself_and_named(database: Database) -> None:

@@ -84,6 +84,18 @@ def test_a_segment_that_is_back_is_no_changed_traffic_unless_it_goes_on_under_an
     assert nothing(outcome) == f"only {counted} captured requests since the change, 1000 needed"
 
 
+def test_of_a_segment_that_joined_the_incident_the_changed_traffic_is_that_since_its_own_change(
+    drifted: Drifted, engine: EngineStub, tmp_path: Path
+) -> None:
+    with drifted.database.session() as session:
+        incident, _ = incidents.find(session, drifted.incident_id)
+        (fallen,) = incident.segments
+        incident.segments = (replace(fallen, since=datetime.now(UTC)),)
+    settings = make_settings(tmp_path / "data", engine.url, minimum_requests=1_000)
+    outcome = retrain(drifted.database, settings, incident_id=drifted.incident_id)
+    assert nothing(outcome) == "only 0 captured requests since the change, 1000 needed"
+
+
 def test_too_little_traffic_asks_again_in_one_row_and_reads_no_token_ids(
     drifted: Drifted, engine: EngineStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,7 +38,8 @@ class ChangedSegment:
     ended at which its acceptance was found back, or another name took its place, while other segments of the
     incident were not back. `across_settings`: where K or other settings have changed since. `silent_at`: the
     seq at which the detector found it silent, where it may go on under another name. `forgotten`: the
-    detector began anew since, and knows nothing of its level before."""
+    detector began anew since, and knows nothing of its level before. `since`: when the request ended at which
+    it changed, where it joined the incident; else that is the incident's change point."""
 
     segment: str
     before: Acceptance
@@ -50,6 +51,7 @@ class ChangedSegment:
     across_settings: AcrossSettings | None = None
     silent_at: int | None = None
     forgotten: bool = False
+    since: datetime | None = None
 
     def is_compared(self, *, of_alarm: bool) -> bool:
         """Whether a comparison found it, or it is forgotten, so that the detector knows nothing of its level
@@ -89,6 +91,11 @@ def over_by_now(segments: Sequence[ChangedSegment]) -> tuple[ChangedSegment, ...
         for each in segments
         if each.back_at is not None and each.segment not in renamed and fallen.isdisjoint(each.renamed_from)
     )
+
+
+def changed_since(segments: Sequence[ChangedSegment], change_point_at: datetime) -> dict[str, datetime]:
+    """When each changed. `change_point_at`: of the incident."""
+    return {each.segment: each.since or change_point_at for each in segments}
 
 
 def names_of(segments: Sequence[ChangedSegment]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from typing import Literal, cast
 import structlog
 from sqlalchemy.orm import Session
 
-from driftguard.records.documents.incident import ChangedSegment, not_back
+from driftguard.records.documents.incident import ChangedSegment, changed_since, not_back
 from driftguard.records.documents.retraining_run import OldLevel
 from driftguard.retraining.engines.engine_admin import EngineDraft
 from driftguard.retraining.ledger import incident_notes
@@ -60,12 +60,12 @@ def finish_promotion(
     stands.
     """
     changed: dict[str, ChangedSegment] = {}
-    since = at - _LOOK_BACK
+    change_point_at = at - _LOOK_BACK
     if run.incident_id is not None:
         incident, _ = incidents.find(session, run.incident_id)
         changed = {each.segment: each for each in not_back(incident.segments)}
-        since = incident.change_point_at
-    levels = _old_levels(session, run, draft, at, minimum_drop, changed, since)
+        change_point_at = incident.change_point_at
+    levels = _old_levels(session, run, draft, at, minimum_drop, changed, change_point_at)
     numbers = retrain_runs.numbers_of(run)
     follow_engine(session, run.server, run.target, draft, at)
     reason = gate.reason if (gate := numbers.gate) else "passed the gate"
@@ -187,17 +187,16 @@ def _old_levels(
     at: datetime,
     minimum_drop: float,
     changed: Mapping[str, ChangedSegment],
-    since: datetime,
+    change_point_at: datetime,
 ) -> list[OldLevel]:
-    """The parent's acceptance: in the changed segments since the change point, elsewhere recently."""
+    """The parent's acceptance: in the changed segments since their change, elsewhere recently."""
     rows = acceptance_levels.levels(
         session,
         server=run.server,
         target=run.target,
         version=run.parent_version or "",
         oldest=at - _LOOK_BACK,
-        changed=set(changed),
-        since=since,
+        since=changed_since(list(changed.values()), change_point_at),
     )
     by_first = {row.segment for row in rows if row.by_first}
     told: dict[str, float | None] = {
@@ -209,8 +208,8 @@ def _old_levels(
             server=run.server,
             target=run.target,
             version=run.parent_version or "",
-            oldest=since - _LOOK_BACK,
-            until=since,
+            oldest=change_point_at - _LOOK_BACK,
+            until=change_point_at,
         )
         told = {
             row.segment: row.mean

@@ -38,10 +38,9 @@ class CapturedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The change that an incident states: which segments, since when, and when the incident was opened."""
+    """The change that an incident states: which segments, each since when, and when it was opened."""
 
-    segments: frozenset[str]
-    change_point_at: datetime
+    since: Mapping[str, datetime]
     opened_at: datetime
 
 
@@ -143,9 +142,8 @@ def is_held_out(key: str, fraction: float) -> bool:
 
 
 def _group(request: CapturedRequest, change: Change | None) -> str:
-    changed = change is None or (
-        request.segment in change.segments and request.captured_at >= change.change_point_at
-    )
+    since = None if change is None else change.since.get(request.segment)
+    changed = change is None or (since is not None and request.captured_at >= since)
     return f"{'changed' if changed else 'older'}:{request.segment}"
 
 

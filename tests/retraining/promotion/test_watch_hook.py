@@ -311,6 +311,24 @@ def test_a_segment_that_was_back_or_silent_before_the_promotion_is_not_waited_fo
     assert incident_of(drifted.database, drifted.incident_id).state == "resolved"
 
 
+def test_of_a_segment_that_joined_the_incident_the_old_draft_has_its_level_since_its_own_change(
+    drifted: Drifted, tmp_path: Path
+) -> None:
+    """With what it accepted before, a better draft would be rolled back."""
+    joined_at = datetime.now(UTC)
+    old = [(0.77, joined_at - timedelta(minutes=1)), (0.41, joined_at)]
+    for rate, at in old:
+        store(drifted.database, [record(drifted.parent, "french", each, at) for each in rates(rate, 60)])
+    with drifted.database.session() as session:
+        incident, _ = incidents.find(session, drifted.incident_id)
+        (fallen,) = incident.segments
+        incident.segments = (fallen, replace(fallen, segment="french", since=joined_at))
+        incident.change_point_at = joined_at - timedelta(hours=1)
+    of_old = {part.old.segment: part.old for part in watched_after(drifted, [], tmp_path).segments}
+    assert of_old["french"].requests == 60
+    assert of_old["french"].mean == pytest.approx(0.41, abs=0.03)
+
+
 def test_half_a_recovery_keeps_the_incident_and_says_how_far_it_came(
     drifted: Drifted, promoted: UUID
 ) -> None:

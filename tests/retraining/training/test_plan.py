@@ -21,7 +21,7 @@ from driftguard.retraining.training.plan import (
 
 CHANGED_AT = datetime(2026, 3, 1, 14, 5, tzinfo=UTC)
 RULES = PlanRules(minimum_requests=128, aim_requests=512, wait=timedelta(hours=1), heldout_fraction=0.2)
-CHANGE = Change(frozenset({"german"}), CHANGED_AT, CHANGED_AT + timedelta(minutes=5))
+CHANGE = Change({"german": CHANGED_AT}, CHANGED_AT + timedelta(minutes=5))
 AT_ONCE = CHANGE.opened_at + timedelta(seconds=1)
 LATER = CHANGE.opened_at + timedelta(hours=1)
 
