@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -29,7 +29,13 @@ from driftguard.diagnosis.comparisons import QUANTILE_95, Rate, acceptance_of, d
 from driftguard.incident_lifecycle import formula_slowdown
 from driftguard.incidents import across_settings, found_back, remedy, silent
 from driftguard.incidents.opening import Paging, fall_further, raise_to, severity_of, why_no_repetition
-from driftguard.records.documents.incident import IncidentEvidence, Rollback, names_of, not_back
+from driftguard.records.documents.incident import (
+    IncidentEvidence,
+    Rollback,
+    changed_since,
+    names_of,
+    not_back,
+)
 from driftguard.store import drafts, examination_evidence, incidents, retrain_runs, stream_costs, streams
 from driftguard.store.column_types import refuse_not_finite
 from driftguard.store.database import CHORE, Database, each_apart
@@ -53,13 +59,14 @@ log = structlog.get_logger(__name__)
 class Change:
     """`change_point` and `newest`: seq of the first record after it and of the last one to look at.
     `at`: when that first record ended. `further`: seq of the first record after a further fall: what it costs
-    is asked of the time since then."""
+    is asked of the time since then. `joined`: segment -> when it changed, of those that changed later."""
 
     change_point: int
     at: datetime
     newest: int
     segments: tuple[str, ...]
     further: int = 0
+    joined: Mapping[str, datetime] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +164,12 @@ def _now(session: Session, stream: Stream, incident: Incident | None) -> Measure
         goodput = incident.evidence.goodput
         further = goodput.further.seq if goodput is not None and goodput.further is not None else 0
         change = Change(
-            incident.change_point_seq, incident.change_point_at, ABOVE_EVERY_SEQ, segments, further
+            incident.change_point_seq,
+            incident.change_point_at,
+            ABOVE_EVERY_SEQ,
+            segments,
+            further,
+            changed_since([each for each in incident.segments if each.since], incident.change_point_at),
         )
         return measure(session, stream, change, stream.last_seen_at)
     newest = examination_evidence.timed_between(session, stream.id, 0, ABOVE_EVERY_SEQ, stream.last_seen_at)
@@ -171,6 +183,8 @@ def measure(session: Session, stream: Stream, change: Change, newest_ended_at: d
     since = examination_evidence.timed_between(
         session, stream.id, max(change.change_point, change.further), change.newest + 1, newest_ended_at
     )
+    joined = {segment: at.timestamp() for segment, at in change.joined.items()}
+    since = [item for item in since if item.ended_at >= joined.get(item.segment, -math.inf)]
     without = examination_evidence.without_speculation(session, stream, change.newest + 1, newest_ended_at)
     return Measurement(_assessed(stream, before, since, without, change.segments), before, since)
 

@@ -168,6 +168,30 @@ def test_a_further_fall_of_the_same_segment_is_told_once(database: Database) -> 
     assert world.history()[-1] == "acceptance fell further: chat from 0.30 to 0.20"
 
 
+def test_a_segment_that_joins_loses_what_it_loses_since_its_own_change(database: Database) -> None:
+    """Also where it was back meanwhile. What it accepted before is no part of its fall, hence no later level
+    a further one."""
+    world = World(database)
+    world.send(chat=(GOOD, 1_200), code=(GOOD, 1_200))
+    world.send(chat=(server(0.5), 600), code=(GOOD, 600))
+    world.measure()
+    for _ in range(2):
+        for count in (60, 400):
+            world.send(chat=(server(0.5), count), code=(server(0.5), count))
+            world.measure()
+            levels = world.incident()[0].evidence.levels
+            assert {name: level.rate for name, level in levels.items()} == {
+                "chat": pytest.approx(0.5, abs=0.02),
+                "code": pytest.approx(0.5, abs=0.02),
+            }
+        lost = world.incident()[0].evidence.slowdown_measured
+        assert lost == pytest.approx(1 - 1.5 / 1.7, abs=0.01)
+        world.send(chat=(server(0.5), 600), code=(GOOD, 600))
+    assert [told for told in world.history() if "further" in told] == []
+    assert sum("fell in more segments" in told for told in world.history()) == 2
+    assert sum("chat is not back yet" in told for told in world.history()) == 2
+
+
 def test_what_a_segment_that_is_not_watched_yet_loses_is_told_as_well(database: Database) -> None:
     """Its reference period is not over, so that the detector cannot find its fall."""
     world = World(database)
