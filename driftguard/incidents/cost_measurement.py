@@ -33,6 +33,7 @@ from driftguard.records.documents.incident import (
     IncidentEvidence,
     Rollback,
     changed_since,
+    going_on,
     names_of,
     not_back,
 )
@@ -160,7 +161,7 @@ def _unresolved(session: Session, stream_id: int) -> Incident | None:
 def _now(session: Session, stream: Stream, incident: Incident | None) -> Measurement:
     """Against the time before the change of an incident, if there is one."""
     if incident:
-        segments = names_of(incident.segments)
+        segments = names_of(going_on(incident.segments))
         goodput = incident.evidence.goodput
         further = goodput.further.seq if goodput is not None and goodput.further is not None else 0
         change = Change(
@@ -211,7 +212,7 @@ def _assessed(
 class Measurement:
     """A stream with an open incident as just measured: `before` and `since` the change, all segments."""
 
-    cost: Cost | None  # of the changed segments
+    cost: Cost | None  # of the changed segments that are not back
     before: Sequence[TimedRequest]
     since: Sequence[TimedRequest]
 
@@ -346,31 +347,32 @@ def _keep_cost(incident: Incident, cost: Cost) -> None:
 
 
 def _slowdowns(incident: Incident, measured: Measurement) -> Iterator[_Slowdown]:
-    """Of the changed segments, measured where it is sure that there is one; of the others by formula. Of
-    goodput only as measured, and nothing where speculation loses: that is told as it was found."""
+    """Of the changed segments that are not back, measured where it is sure that there is one; of those that
+    did not change by formula. Of goodput only as measured, and nothing where speculation loses: that is told
+    as it was found."""
     goodput = incident.evidence.goodput
     if goodput is not None and goodput.kind == "speculation_loses":
         return
-    changed = set(names_of(incident.segments))
+    changed = set(names_of(going_on(incident.segments)))
     if measured.cost is not None and measured.cost.lost is not None and _sure(measured.cost) is not None:
         lost = measured.cost.lost
         told = f"the changed segments have become about {lost.value:.0%} slower (measured)"
         # The interval reaches about two standard errors down.
         least = lost.value - SURELY / 2.0 * (lost.value - lost.low)
         yield _Slowdown(least, told, cost=measured.cost)
-    elif goodput is None and (part := _of_segments(measured, changed, among=True)) is not None:
+    elif goodput is None and (part := _of_segments(measured, changed)) is not None:
         told = f"the changed segments have become at least {part:.0%} slower (by formula)"
         yield _Slowdown(part, told, by_formula=part)
-    if goodput is None and (part := _of_segments(measured, changed, among=False)) is not None:
+    # Of what is back, requests of its fall are among those since the change.
+    others = {item.segment for item in measured.since}.difference(names_of(incident.segments))
+    if goodput is None and (part := _of_segments(measured, others)) is not None:
         told = f"other segments have become at least {part:.0%} slower as well (by formula)"
         yield _Slowdown(part, told)
 
 
-def _of_segments(measured: Measurement, changed: set[str], *, among: bool) -> float | None:
-    """Of the `changed` segments, or of all others."""
+def _of_segments(measured: Measurement, segments: set[str]) -> float | None:
     sides = [
-        [item for item in side if (item.segment in changed) is among]
-        for side in (measured.before, measured.since)
+        [item for item in side if item.segment in segments] for side in (measured.before, measured.since)
     ]
     return slower_at_least(*sides)
 

@@ -34,6 +34,7 @@ from driftguard.records.documents.incident import (
     IncidentDiagnosis,
     IncidentEvidence,
     Repeats,
+    going_on,
     names_of,
     over_by_now,
     positions_of,
@@ -295,10 +296,15 @@ def fall_further(
 
 
 def by_formula(incident: Incident, drafted_per_step: float | None) -> float | None:
-    """Part of the tokens per second lost. None where K varies: no speed follows from the first position."""
-    if not drafted_per_step or positions_of(incident.segments) != "all":
+    """Part of the tokens per second lost, in the segments that are not back. None where K varies: no speed
+    follows from the first position."""
+    fallen = going_on(incident.segments)
+    if not drafted_per_step or positions_of(fallen) != "all":
         return None
-    return formula_slowdown(incident.acceptance_before, incident.acceptance_after, drafted_per_step)
+    before, after = incident.acceptance_before, incident.acceptance_after
+    if len(fallen) < len(incident.segments):
+        before, after = _acceptance_of(fallen)
+    return formula_slowdown(before, after, drafted_per_step)
 
 
 def closing_reason(finding: DriftClosed) -> str:

@@ -192,6 +192,22 @@ def test_a_segment_that_joins_loses_what_it_loses_since_its_own_change(database:
     assert sum("chat is not back yet" in told for told in world.history()) == 2
 
 
+def test_a_segment_that_is_back_hides_no_loss_of_another(database: Database) -> None:
+    world = World(database)
+    world.send(chat=(GOOD, 1_500), rare=(GOOD, 1_500))
+    world.send(chat=(WORSE, 600), rare=(GOOD, 60))
+    world.send(chat=(WORSE, 600), rare=(WORSE, 60))
+    world.measure()
+    assert names_of(world.incident()[0].segments) == ("chat", "rare")
+    world.send(chat=(GOOD, 1_500), rare=(WORSE, 60))
+    world.send(chat=(GOOD, 2_000), rare=(BAD, 200))
+    world.measure()
+    incident, stream = world.incident()
+    assert "It is over in chat by now." in summary(incident, stream)
+    assert incident.severity == "critical"
+    assert incident.evidence.slowdown == pytest.approx(1 - 1.2 / 1.7, abs=0.01)
+
+
 def test_what_a_segment_that_is_not_watched_yet_loses_is_told_as_well(database: Database) -> None:
     """Its reference period is not over, so that the detector cannot find its fall."""
     world = World(database)

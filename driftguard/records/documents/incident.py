@@ -93,6 +93,13 @@ def over_by_now(segments: Sequence[ChangedSegment]) -> tuple[ChangedSegment, ...
     )
 
 
+def going_on(segments: Sequence[ChangedSegment]) -> tuple[ChangedSegment, ...]:
+    """All but those that are over by now, hence with the older names of those that go on; of an incident that
+    is over, all."""
+    over = names_of(over_by_now(segments))
+    return tuple(each for each in segments if each.segment not in over) or tuple(segments)
+
+
 def changed_since(segments: Sequence[ChangedSegment], change_point_at: datetime) -> dict[str, datetime]:
     """When each changed. `change_point_at`: of the incident."""
     return {each.segment: each.since or change_point_at for each in segments}
