@@ -11,7 +11,7 @@ from uuid import UUID
 import msgspec
 import numpy as np
 import pytest
-from sqlalchemy import delete, func, select
+from sqlalchemy import and_, delete, func, or_, select
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
@@ -22,7 +22,7 @@ from driftguard.incidents.message import document, summary
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.records.documents.cost import Cost, Interval, Speed
-from driftguard.records.documents.incident import Ending
+from driftguard.records.documents.incident import Ending, changed_since
 from driftguard.store import incidents
 from driftguard.store.database import Database
 from driftguard.store.tables import Incident, Record, Rollup, Stream
@@ -272,7 +272,9 @@ def test_what_is_back_while_another_segment_goes_silent_was_mitigated_and_costs_
     assert incident.evidence.ending.mitigated_at == back
     with database.session() as session:
         emitted = func.coalesce(func.sum(Record.emitted), 0)
-        since = select(emitted).where(Record.ended_at >= incident.change_point_at)
+        changed = changed_since(incident.segments, incident.change_point_at)
+        of_each = (and_(Record.segment == name, Record.ended_at >= at) for name, at in changed.items())
+        since = select(emitted).where(or_(*of_each))
         until_back = session.scalars(since.where(Record.ended_at <= back)).one()
         assert session.scalars(since).one() > 2 * until_back
     assert incident.evidence.ending.tokens == until_back
