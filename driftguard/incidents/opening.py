@@ -201,16 +201,16 @@ def close(session: Session, incident: Incident, finding: DriftClosed, now: datet
     which it goes on, or may go on under another name, and those that a comparison found and that are not
     back."""
     ended_at = datetime.fromtimestamp(finding.ended_at, UTC)
-    of_alarm = incident.evidence.is_of_alarm
+    of_alarm, is_back = incident.evidence.is_of_alarm, finding.reason == "recovered"
+    back = {change.segment for change in finding.segments if is_back}
     over = [
         each.segment
         for each in incident.segments
         if each.back_at is None
-        and each.silent_at is None
+        and (each.silent_at is None or each.segment in back)
         and not each.is_compared(of_alarm=of_alarm)
         and each.segment not in finding.left
     ]
-    is_back = finding.reason == "recovered"
     reason = closing_reason(finding) if finding.segments else SILENT.format(", ".join(over))
     come_back(session, incident, over, reason, now, ended_at, is_back=is_back)
 

@@ -298,6 +298,25 @@ def test_a_segment_that_may_go_on_under_another_name_is_not_over_with_the_others
         assert {each.segment: each.back_at for each in incident.segments} == {"german": None, "code": NOW}
 
 
+def test_a_segment_that_fell_silent_and_was_found_fallen_again_is_over_where_the_detector_says_so(
+    database: Database,
+) -> None:
+    incident_id = add_incident(database, [])
+    with database.session() as session:
+        incident, _ = incidents.find(session, incident_id)
+        german = replace(incident.segments[0], evidence=2e6, silent_at=900)
+        incident.segments = (german,)
+        incident.evidence = replace(incident.evidence, false_alarm_every=1e5)
+        change = SegmentChange(german.segment, german.before, german.before, 2e6)
+        closed = DriftClosed("down", 2_000, NOW.timestamp(), 1_800, 1_700, "recovered", (change,))
+        opening.close(session, incident, closed, NOW)
+    with database.session() as session:
+        incident, _ = incidents.find(session, incident_id)
+        assert incident.state == "resolved"
+        assert incident.evidence.ending is not None
+        assert incident.evidence.ending.mitigated_at == NOW
+
+
 def send_segments(
     database: Database, rng: np.random.Generator, servers: dict[str, Server], minute: int, count: int
 ) -> None:
