@@ -248,7 +248,11 @@ def _newest_return(incident: Incident) -> datetime | None:
     if incident.direction != "down":
         return None  # a level that became the norm
     of_alarm = incident.evidence.is_of_alarm
-    own = (each for each in over_by_now(incident.segments) if not each.is_compared(of_alarm=of_alarm))
+    own = (
+        each
+        for each in over_by_now(incident.segments)
+        if each.silent_at is None and not each.is_compared(of_alarm=of_alarm)
+    )
     return max((each.back_at for each in own if each.back_at is not None), default=None)
 
 

@@ -317,6 +317,22 @@ def test_a_segment_that_fell_silent_and_was_found_fallen_again_is_over_where_the
         assert incident.evidence.ending.mitigated_at == NOW
 
 
+def test_segments_that_fell_silent_one_by_one_were_not_mitigated(database: Database) -> None:
+    incident_id = add_incident(database, [])
+    with database.session() as session:
+        incident, _ = incidents.find(session, incident_id)
+        german = replace(incident.segments[0], segment="german", evidence=2e6, silent_at=900)
+        incident.segments = (german, replace(german, segment="code", silent_at=950))
+        incident.evidence = replace(incident.evidence, false_alarm_every=1e5)
+        for name in ("german", "code"):
+            opening.come_back(session, incident, [name], opening.SILENT.format(name), NOW, NOW, is_back=False)
+    with database.session() as session:
+        incident, _ = incidents.find(session, incident_id)
+        assert incident.state == "resolved"
+        assert incident.evidence.ending is not None
+        assert incident.evidence.ending.mitigated_at is None
+
+
 def send_segments(
     database: Database, rng: np.random.Generator, servers: dict[str, Server], minute: int, count: int
 ) -> None:
