@@ -196,8 +196,8 @@ def _retrain(
     rules = _plan_rules(job.settings)
     if kind == "model":
         rules = replace(rules, context_tokens=context_of(job.info.target_directory, job.info.draft.directory))
-    else:  # retraining.corpus_tokens says how many it has room for
-        rules = replace(rules, replay_requests=None)
+    else:
+        rules = replace(rules, corpus_tokens=job.settings.retraining.corpus_tokens)
     if force or kind != "model":  # of few answers a corpus drafts less, and never worse
         rules = replace(rules, aim_requests=rules.minimum_requests)
     nothing = None if change is None else _too_few(job, change, rules)

@@ -137,6 +137,7 @@ class CaptureOutline(NamedTuple):
     segment: str
     captured_at: datetime
     tokens: int  # of prompt and output
+    output_tokens: int
 
 
 class CapturedTokens(NamedTuple):
@@ -161,7 +162,7 @@ def count_since(session: Session, server: str, target: str, since: Mapping[str, 
 def outline(session: Session, server: str, target: str) -> list[CaptureOutline]:
     """All captured requests of this server and target that a draft can learn from: with prompt and output."""
     prompt, output = (func.cardinality(ids) for ids in (Capture.prompt_token_ids, Capture.output_token_ids))
-    query = select(Capture.record_id, Capture.segment, Capture.captured_at, prompt + output).where(
+    query = select(Capture.record_id, Capture.segment, Capture.captured_at, prompt + output, output).where(
         Capture.server == server, Capture.target == target, prompt > 0, output > 0
     )
     return [CaptureOutline._make(row) for row in session.execute(query)]

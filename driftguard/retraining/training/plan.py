@@ -28,12 +28,13 @@ _HASH_RANGE = 2**64
 @dataclass(frozen=True, slots=True)
 class CapturedRequest:
     """One captured request without its token ids. `key` is what the split hashes: the record's id; `tokens`:
-    of prompt and output."""
+    of prompt and output; `output_tokens`: of the output alone."""
 
     key: str
     segment: str
     captured_at: datetime
     tokens: int
+    output_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +48,15 @@ class Change:
 @dataclass(frozen=True, slots=True)
 class PlanRules:
     """See RetrainingSettings; the same names and units. `context_tokens`: of the models that learn and judge;
-    what is longer is left out. None where that is not known. `replay_requests`: most older requests; None:
-    all, as for a corpus, which has room for more."""
+    what is longer is left out. None where that is not known. `corpus_tokens`: of a corpus, which has room for
+    so many older answers; None where a model is trained."""
 
     minimum_requests: int
     aim_requests: int
     wait: timedelta
     heldout_fraction: float
     context_tokens: int | None = None
-    replay_requests: int | None = MAXIMUM_REPLAY
+    corpus_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +116,12 @@ def plan(
             waits_for_traffic=change is not None,
         )
     aside = set(held_out)
-    older = [key for key in groups if key not in aside and not is_changed(groups[key])]
+    older = [one for one in newest_first if one.key not in aside and not is_changed(groups[one.key])]
     return Plan(
         train=[key for key in changed if key not in aside][:MAXIMUM_TRAINING],
-        replay=older if rules.replay_requests is None else _replayed(older, groups, rules.replay_requests),
+        replay=_replayed(older, groups)
+        if rules.corpus_tokens is None
+        else _filling(older, rules.corpus_tokens),
         held_out=_newest_of_each_group(held_out, groups, MAXIMUM_HELD_OUT),
         groups=groups,
     )
@@ -167,17 +170,29 @@ def _too_little(
     )
 
 
-def _replayed(keys: Sequence[str], groups: Mapping[str, str], most: int) -> list[str]:
-    """Of all at most so many, of which each group has as many, or all of its own: a rare one would be
-    unlearned first."""
+def _replayed(older: Sequence[CapturedRequest], groups: Mapping[str, str]) -> list[str]:
+    """Of all at most MAXIMUM_REPLAY, of which each group has as many, or all of its own: a rare one would
+    be unlearned first."""
+    keys = [one.key for one in older]
     sizes = sorted(Counter(groups[key] for key in keys).values())
-    room, each = most, 0
+    room, each = MAXIMUM_REPLAY, 0
     for place, size in enumerate(sizes):
         each = room // (len(sizes) - place)
         if size > each:
             break
         room -= size
     return _newest_of_each_group(keys, groups, each)
+
+
+def _filling(older: Iterable[CapturedRequest], room: int) -> list[str]:
+    """The newest whose answers fill a corpus of so many tokens: its maker keeps all that it reads in memory,
+    and takes each answer that still fits, with an end."""
+    chosen = []
+    for one in older:
+        if one.output_tokens < room:
+            room -= one.output_tokens + 1
+            chosen.append(one.key)
+    return chosen
 
 
 def _newest_of_each_group(keys: Iterable[str], groups: Mapping[str, str], most: int) -> list[str]:

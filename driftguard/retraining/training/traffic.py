@@ -39,7 +39,7 @@ def captured_traffic(database: Database, server: str, target: str) -> Traffic:
     """All captured requests of this server and target, of any draft: the target decided the answers."""
     with database.session() as session:
         requests = [
-            CapturedRequest(str(row.record_id), row.segment, row.captured_at, row.tokens)
+            CapturedRequest(str(row.record_id), row.segment, row.captured_at, row.tokens, row.output_tokens)
             for row in captures.outline(session, server, target)
         ]
 
@@ -83,6 +83,7 @@ def traffic_of_file(path: Path) -> Traffic:
             line.segment,
             _aware(line.captured_at) if line.captured_at else now,
             len(line.prompt_token_ids) + len(line.output_token_ids),
+            len(line.output_token_ids),
         )
         for key, line in lines.items()
     ]

@@ -28,7 +28,7 @@ LATER = CHANGE.opened_at + timedelta(hours=1)
 
 def captured(segment: str, count: int, at: datetime = CHANGED_AT, tokens: int = 64) -> list[CapturedRequest]:
     return [
-        CapturedRequest(f"{segment}-{at:%H}-{number}", segment, at + timedelta(seconds=number), tokens)
+        CapturedRequest(f"{segment}-{at:%H}-{number}", segment, at + timedelta(seconds=number), tokens, 48)
         for number in range(count)
     ]
 
@@ -97,15 +97,18 @@ def test_of_much_older_traffic_no_more_is_replayed_than_fits_in_memory_and_rare_
     assert [key for key in found.replay if key.startswith("code-")] == newest[: replayed["older:code"]]
 
 
-def test_for_a_corpus_all_older_traffic_is_taken() -> None:
-    """It has room for a million tokens: less of it would draft less in the other segments."""
+@pytest.mark.parametrize(("room", "taken"), [(10**6, None), (100_000, 100_000 // 49)])
+def test_for_a_corpus_as_much_older_traffic_is_taken_as_it_has_room_for(room: int, taken: int | None) -> None:
+    """Less of it would draft less in the other segments; what is more is held in memory in vain."""
     before = CHANGED_AT - timedelta(hours=2)
     older = [*captured("code", 4_000, before), *captured("prose", 4_000, before)]
-    rules = replace(RULES, replay_requests=None)
-    found = plan(captured("german", 300) + older, CHANGE, rules, LATER)
+    too_long = replace(captured("prose", 1, CHANGED_AT)[0], output_tokens=room)
+    rules = replace(RULES, corpus_tokens=room)
+    found = plan([*captured("german", 300), *older, too_long], CHANGE, rules, LATER)
     assert isinstance(found, Plan)
-    held_out = [key for key in found.groups if not key.startswith("german") and is_held_out(key, 0.2)]
-    assert len(found.replay) == 8_000 - len(held_out)
+    newest = [key for key in found.groups if not key.startswith("german") and not is_held_out(key, 0.2)]
+    newest.remove(too_long.key)
+    assert list(found.replay) == newest[:taken]
 
 
 def test_the_split_of_a_request_never_changes() -> None:
