@@ -48,7 +48,7 @@ from driftguard.probes.target import targets_of
 from driftguard.retraining.promotion.watch_hook import watch_promoted
 from driftguard.retraining.run import retrain
 from driftguard.retraining.tasks import NAMESPACE, RetrainingJobs
-from driftguard.retraining.training.workspace import remove_outdated_corpora
+from driftguard.retraining.training.workspace import remove_leftovers, remove_outdated_corpora
 from driftguard.settings import Settings
 from driftguard.settings.secrets import secrets_of
 from driftguard.sources.otlp_push import PushedSources
@@ -311,10 +311,13 @@ class Sidecar:
             self.metrics.loops.chore_last_success.labels(name).set_to_current_time()
 
     def _maintain(self) -> None:
-        done = retention.maintain(self.database, datetime.now(UTC), self.settings.retention)
-        if done.created or done.dropped:
-            log.info("partitions maintained", created=len(done.created), dropped=len(done.dropped))
-        remove_outdated_corpora(self.database, self.settings)
+        try:
+            done = retention.maintain(self.database, datetime.now(UTC), self.settings.retention)
+            if done.created or done.dropped:
+                log.info("partitions maintained", created=len(done.created), dropped=len(done.dropped))
+        finally:  # captured text, which goes in time whatever keeps tables from being removed
+            remove_leftovers(self.database, self.settings.data_directory)
+            remove_outdated_corpora(self.database, self.settings)
 
 
 def _seconds_since_boot() -> float:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import pytest
 from sqlalchemy import select, update
 
 from driftguard.app import Sidecar
+from driftguard.errors import DatabaseUnavailable
+from driftguard.retraining.training import workspace
 from driftguard.retraining.training.workspace import draft_directory, remove_old_drafts
 from driftguard.settings import Settings
-from driftguard.store import drafts
+from driftguard.store import drafts, retention
 from driftguard.store.database import Database
 from driftguard.store.tables import Draft, Stream
 from tests.retraining.world import NEW, drift, make_settings, record, store, trained
@@ -84,6 +87,35 @@ def test_a_corpus_goes_when_captures_do_although_nothing_is_retrained_any_more(
     Sidecar(Settings(data_dir=tmp_path), database, "http://sidecar")._maintain()
     assert sorted(path.name for path in home.iterdir()) == ["v3", "v4"]
     assert directories(database)["v2"] is None
+
+
+def test_a_corpus_goes_in_time_although_old_records_cannot_be_removed(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a partition belongs to another role."""
+    home = tmp_path / "drafts"
+    made(database, home, "v2", "v3", method="suffix")
+
+    def fail(*_: object) -> NoReturn:
+        raise DatabaseUnavailable("must be owner of table records")
+
+    monkeypatch.setattr(retention, "maintain", fail)
+    with pytest.raises(DatabaseUnavailable):
+        Sidecar(Settings(data_dir=tmp_path), database, "http://sidecar")._maintain()
+    assert list(home.iterdir()) == []
+
+
+@pytest.mark.parametrize(("state", "is_kept"), [("failed", False), ("training", True)])
+def test_what_a_killed_training_left_goes_although_another_sidecar_has_ended_its_run(
+    database: Database, tmp_path: Path, state: str, is_kept: bool
+) -> None:
+    """It has captured requests in it, and nothing may be retrained on this machine for months."""
+    killed = trained(database, drift(database, "v1", NOW), "v1", "v2", "/elsewhere/v2", state)
+    files = workspace.of_run(tmp_path, killed.id)
+    workspace.create(files)
+    files.train.write_text("{}\n")
+    Sidecar(Settings(data_dir=tmp_path), database, "http://sidecar")._maintain()
+    assert (files.directory.exists(), files.staging.exists()) == (is_kept, is_kept)
 
 
 @pytest.mark.parametrize(("silent_days", "is_kept"), [(6, True), (8, False)])
