@@ -197,6 +197,34 @@ def test_killed_while_training_beside_an_engine_that_is_away(
     assert len([line for line in logs if line["event"] == "cannot settle yet"]) == 1
 
 
+@pytest.mark.parametrize("state", ["training", "promoting"])
+def test_killed_beside_an_engine_that_is_started_again_without_speculation(
+    drifted: Drifted, engine: EngineStub, tmp_path: Path, state: str
+) -> None:
+    """It may stay so for weeks. What it would serve is unknown, but a training had not touched that."""
+    settings = make_settings(tmp_path / "data", engine.url)
+    killed = trained(drifted.database, drifted.incident_id, drifted.parent, "new", "/new", state)
+    traffic = settings.data_directory / "retraining" / str(killed.id) / "train.jsonl"
+    traffic.parent.mkdir(parents=True)
+    traffic.write_text("{}\n")
+    engine.serving = {"name": "none", "version": "none", "method": "none", "directory": None}
+    jobs = RetrainingJobs(drifted.database, settings)
+    with capture_logs() as logs:
+        for _ in range(3):  # every two seconds
+            jobs.settle("engine-1")
+    is_over = state == "training"
+    assert newest_run(drifted).state == ("failed" if is_over else state)
+    assert traffic.exists() != is_over
+    told = [
+        (line["event"], line.get("reason"))
+        for line in logs
+        if line["event"] != "interrupted retraining found"
+    ]
+    assert told == [
+        ("cannot settle yet", "engine-1 serves without speculation: which draft it would serve is unknown")
+    ]
+
+
 @pytest.mark.parametrize("state", ["training", "promoting", "watching"])
 def test_killed_for_a_target_that_was_replaced_before_anybody_looked(
     drifted: Drifted, engine: EngineStub, tmp_path: Path, state: str

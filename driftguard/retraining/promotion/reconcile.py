@@ -68,7 +68,8 @@ def settle(
 ) -> None:
     """Settles one server, rolling back where the watch says so.
 
-    Raises Conflict while a retraining runs there, EngineRefused, BadSettings (no such engine).
+    Raises Conflict while a retraining runs there or speculation is off, EngineRefused, BadSettings (no such
+    engine).
     """
     engine = connect(database, settings, server, should_stop)
     try:
@@ -77,6 +78,9 @@ def settle(
         end_killed(database, settings, server)
         _tell_cut_off(database, server, error.detail)
         raise
+    if info.draft.method == "none":
+        end_killed(database, settings, server)
+        raise Conflict(f"{server} serves without speculation: which draft it would serve is unknown")
     with locked(database, engine, info) as info:
         settle_locked(database, settings, engine, info)
 
