@@ -27,6 +27,7 @@ from driftguard.store.database import Database
 from driftguard.store.tables import RetrainRun, Stream
 from tests.retraining.conftest import Drifted
 from tests.retraining.engine_stub import EngineStub
+from tests.retraining.http_stub import StubHandler, serving
 from tests.retraining.restarted import restarted_settings
 from tests.retraining.world import Models, capture, incident_states, make_settings, requests_of
 
@@ -217,6 +218,23 @@ def test_an_engine_that_does_not_answer(database: Database, tmp_path: Path) -> N
     assert (outcome.state, outcome.exit_code) == ("failed", 1)
     assert "http://127.0.0.1:9 cannot be reached" in outcome.reason
     assert [run.state for run in runs(database)] == ["failed"]
+
+
+def test_an_address_that_answers_in_bytes(database: Database, tmp_path: Path) -> None:
+    """As something before the engine does with a compressed page. Without a row of the failure an incident
+    would ask again every two seconds."""
+
+    class Compressed(StubHandler):
+        def do_GET(self) -> None:
+            self.send_content(502, b"\x1f\x8b\x08\x00\x00\x00page")
+
+    with serving(Compressed) as url:
+        outcome = retrain(database, make_settings(tmp_path, url))
+        assert (
+            outcome.reason
+            == f"the engine at {url} answered /admin/info with 502: \x1f\N{REPLACEMENT CHARACTER}\x08page"
+        )
+    assert [(run.state, run.reason) for run in runs(database)] == [("failed", outcome.reason)]
 
 
 def test_an_engine_with_another_name(database: Database, engine: EngineStub, tmp_path: Path) -> None:

@@ -138,8 +138,7 @@ class EngineAdmin:
             ) from error
         if not answer.is_success:
             problem = _problem(answer)
-            beginning = answer.content[:200].decode(errors="replace")
-            detail = self._secrets.masked(problem.detail or beginning)
+            detail = self._secrets.masked(storable(problem.detail) or beginning_of(answer))
             # The engine's own word: what stands before it answers 503 too where the engine has just ended.
             stops = answer.status_code == httpx.codes.SERVICE_UNAVAILABLE and problem.code == _STOPS
             raise (EngineAway if stops else EngineRefused)(
@@ -152,6 +151,16 @@ class EngineAdmin:
             return msgspec.json.decode(content, type=kind)
         except UNREADABLE_JSON as error:
             raise EngineRefused(f"no DriftGuard engine answers at {self._shown}: {error}") from error
+
+
+def beginning_of(answer: httpx.Response) -> str:
+    """Of its body, whatever that is: it may be no text."""
+    return storable(answer.content[:200].decode(errors="replace"))
+
+
+def storable(told: str) -> str:
+    """Without what the reason of a run cannot hold in PostgreSQL: NUL, and half of a pair of surrogates."""
+    return told.replace("\0", "").encode(errors="replace").decode()
 
 
 class _Problem(msgspec.Struct):

@@ -15,7 +15,7 @@ import structlog
 
 from driftguard.masking import Secrets, address, secrets_of_url
 from driftguard.records import UNREADABLE_JSON
-from driftguard.retraining.engines.engine_admin import EngineRefused
+from driftguard.retraining.engines.engine_admin import EngineRefused, beginning_of, storable
 from driftguard.retraining.engines.order import Order
 
 ANSWER_SECONDS: Final = 30.0  # of one that changes little; requests of clients wait for a paused server
@@ -170,8 +170,7 @@ class LiveUpdate(ABC):
         except UNREADABLE_JSON:
             found = {}
         if not answer.is_success:
-            beginning = answer.content[:200].decode(errors="replace")
-            told = self._secrets.masked(self._reason(found) or beginning)
+            told = self._secrets.masked(storable(self._reason(found)) or beginning_of(answer))
             raise Answered(
                 f"{self.shown} answered {path} with {answer.status_code}: {told}", answer.status_code
             )

@@ -282,5 +282,5 @@ def _decode(line: bytes) -> dict[str, Any]:
 
 
 def _tail(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    lines = log.read_text(encoding="utf-8", errors="replace").replace("\0", "").strip().splitlines()
     return lines[-1][-_ERROR_CHARACTERS:] if lines else "(empty)"
