@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 import structlog
 
-from driftguard.errors import BadSettings, DatabaseUnavailable, DriftGuardError
+from driftguard.errors import BadSettings, Conflict, DatabaseUnavailable, DriftGuardError
 from driftguard.masking import address
 from driftguard.metrics import Metrics
 from driftguard.probes.replay import Replay, replay
@@ -178,6 +178,9 @@ class ProbeLoop:
             ask()
         except DatabaseUnavailable:
             raise
+        except Conflict as error:  # which stores what the server answers
+            kept.failed_at = datetime.now(UTC)
+            self._tell(target, "waiting", error.detail)
         except DriftGuardError as error:
             self._note_failure(kept)
             if kept.probed.detail != error.detail:  # once per reason, not once per attempt

@@ -287,13 +287,23 @@ def test_a_server_whose_diagnosis_waits_is_asked_at_once_and_no_other(
     assert {one.stream_id for one in records(database, "probe")[before:]} == {stream.id}
 
 
-def test_two_processes_do_not_probe_a_server_at_once(known: Database, stub: Stub) -> None:
-    settings = settings_of(sources=[{"url": stub.url, "server": "chat"}])
+def test_two_processes_do_not_probe_a_server_at_once(
+    known: Database, stub: Stub, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of two sidecars on one database the second says so while it lasts, and then when probes are due again:
+    it warns of nothing, and calls nothing refused."""
+    settings = settings_of(engines=[{"server": "chat", "admin_url": stub.url}])
     with replaying(known, "chat"):
-        told = only(looked(known, settings).states())
-    assert (told.state, stub.got) == ("refused", [])
+        second = looked(known, settings, looks=2)
+    told = only(second.states())
+    assert (told.state, stub.got) == ("waiting", [])
     assert "another process" in told.detail
     assert only(looked(known, settings).states()).state == "asked"
+    second._kept["chat"].failed_at = second._kept["chat"].looked_at = None  # a minute later
+    second.look()
+    told = only(second.states())
+    assert (told.state, told.detail.split(" at ")[0]) == ("waiting", "last asked")
+    assert "were not replayed" not in capfd.readouterr().out
 
 
 @pytest.mark.slow
