@@ -369,19 +369,33 @@ def key_create(
 
 
 @key_commands.command("add")
-def key_add(name: Annotated[str, typer.Argument(help="Whose key this is.")], config: Config = None) -> None:
+def key_add(
+    name: Annotated[str, typer.Argument(help="Whose key this is.")],
+    config: Config = None,
+    deployment: Annotated[
+        bool,
+        typer.Option(
+            "--deployment",
+            help="For a deployment that says this at every start: where NAME has another key, this one is "
+            "stored as NAME-2, NAME-3 and so on, and the earlier ones keep working until they are revoked.",
+        ),
+    ] = False,
+) -> None:
     """Store the key in DRIFTGUARD_API_KEY.
 
     It was made elsewhere. Does nothing if it is stored already.
     """
     from driftguard.settings.secrets import key_given
-    from driftguard.store.keys import add_key
+    from driftguard.store.keys import add_deployment_key, add_key
 
     key = key_given()
     if not key:
         raise BadInput("DRIFTGUARD_API_KEY: is empty or not set")
     with open_database(load_settings(config)) as database, database.session() as session:
-        is_new = add_key(session, name, key)
+        if deployment:
+            name, is_new = add_deployment_key(session, name, key)
+        else:
+            is_new = add_key(session, name, key)
     typer.echo(f"{name}: {'stored' if is_new else 'already stored'}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from datetime import UTC, datetime
+from itertools import count
 
 from sqlalchemy import exists, select, update
 from sqlalchemy.dialects.postgresql import insert
@@ -27,25 +28,53 @@ def create_key(session: Session, name: str) -> str:
 
 
 def add_key(session: Session, name: str, key: str) -> bool:
-    """Stores a key that was made elsewhere. False: it is stored under this name already, so that a
-    deployment may say it at every start.
+    """Stores a key that was made elsewhere. False: it is stored under this name already.
 
     Raises BadInput (name, key), Conflict (the name or the key is taken, or the key was revoked).
     """
-    if len(key) < _LEAST_CHARACTERS or not key.isascii() or not key.isprintable() or " " in key:
-        raise BadInput(f"key: needs {_LEAST_CHARACTERS} or more random ASCII characters without spaces")
-    known = session.scalar(select(ApiKey).where(ApiKey.digest == _digest(key)))
+    known = _working_name(session, key)
     if known is None:
         _store(session, name, key)
         return True
-    if known.revoked_at is not None:
-        raise Conflict(f"this key was revoked, as {known.name!r}; make a new one")
-    if known.name != name:
-        raise Conflict(f"this key is stored already, as {known.name!r}")
+    if known != name:
+        raise Conflict(f"this key is stored already, as {known!r}")
     return False
 
 
+def add_deployment_key(session: Session, name: str, key: str) -> tuple[str, bool]:
+    """Stores the key of a deployment, which does so at every start and may have been given another one: as
+    `name`, or as the first of `name`-2, `name`-3, ... that no other key has. Earlier keys keep working until
+    they are revoked. Returns the name under which it is stored, and False where it was stored already.
+
+    Raises BadInput (name, key), Conflict (the key was revoked).
+    """
+    numbered = name
+    numbers = count(2)
+    while True:
+        if (known := _working_name(session, key)) is not None:  # also of another that starts at this moment
+            return known, False
+        if _stored(session, numbered, key):
+            return numbered, True
+        numbered = f"{name}-{next(numbers)}"
+
+
+def _working_name(session: Session, key: str) -> str | None:
+    """The name under which a key made elsewhere is stored. Raises BadInput, Conflict (it was revoked)."""
+    if len(key) < _LEAST_CHARACTERS or not key.isascii() or not key.isprintable() or " " in key:
+        raise BadInput(f"key: needs {_LEAST_CHARACTERS} or more random ASCII characters without spaces")
+    known = session.scalar(select(ApiKey).where(ApiKey.digest == _digest(key)))
+    if known is not None and known.revoked_at is not None:
+        raise Conflict(f"this key was revoked, as {known.name!r}; make a new one")
+    return None if known is None else known.name
+
+
 def _store(session: Session, name: str, key: str) -> None:
+    if not _stored(session, name, key):
+        raise Conflict(f"there is a key named {name!r} already; names are never used again")
+
+
+def _stored(session: Session, name: str, key: str) -> bool:
+    """False: the name is taken."""
     if not name.strip() or len(name) > _MAX_NAME or not name.isprintable():
         raise BadInput(f"name: {name!r} does not fit; 1 to {_MAX_NAME} printable characters")
     added = session.execute(
@@ -54,8 +83,7 @@ def _store(session: Session, name: str, key: str) -> None:
         .on_conflict_do_nothing(index_elements=["name"])
         .returning(ApiKey.id)
     )
-    if added.first() is None:
-        raise Conflict(f"there is a key named {name!r} already; names are never used again")
+    return added.first() is not None
 
 
 def revoke_key(session: Session, name: str) -> None:
