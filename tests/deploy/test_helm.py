@@ -44,17 +44,18 @@ def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([HELM, *arguments], capture_output=True, text=True, check=False)
 
 
-def given(values: tuple[str, ...]) -> list[str]:
+def given(values: tuple[str, ...], **lists: Any) -> list[str]:
     return [
         *(word for value in values for word in ("--set", value)),
         *("--set-json", f"networkPolicy.from={json.dumps(PEERS)}"),
         *("--set-json", f"sources={json.dumps(SOURCES)}"),
+        *(word for name, value in lists.items() for word in ("--set-json", f"{name}={json.dumps(value)}")),
     ]
 
 
-def rendered(*values: str, release: str = "driftguard") -> dict[str, dict[str, Any]]:
+def rendered(*values: str, release: str = "driftguard", **lists: Any) -> dict[str, dict[str, Any]]:
     """Kind-name -> object."""
-    done = helm("template", release, str(CHART), *given(values))
+    done = helm("template", release, str(CHART), *given(values, **lists))
     assert done.returncode == 0, done.stderr
     found = [document for document in yaml.safe_load_all(done.stdout) if document]
     return {f"{item['kind']}-{item['metadata']['name']}": item for item in found}
@@ -110,6 +111,18 @@ def test_the_sidecar_reads_its_settings(tmp_path: Path, monkeypatch: pytest.Monk
     assert [(source.server, source.num_speculative_tokens) for source in settings.sources] == [("chat-0", 4)]
     assert settings.alerting.external_url == "https://driftguard.example.com/"
     assert not settings.retraining.automatic
+
+
+@needs_helm
+def test_the_key_of_a_source_comes_from_a_secret() -> None:
+    """Kubernetes puts in place of $(NAME) only what a variable above has."""
+    key = {"name": "ROUTER_KEY", "valueFrom": {"secretKeyRef": {"name": "driftguard", "key": "api-key"}}}
+    sources = [{**SOURCES[0], "api_key": "$(ROUTER_KEY)"}]
+    objects = rendered(*IMAGE, sources=sources, environment=[key])
+    pod = objects["Deployment-driftguard"]["spec"]["template"]["spec"]
+    for container in [*pod["initContainers"], *pod["containers"]]:
+        (source,) = json.loads(environment(container)["DRIFTGUARD_SOURCES"])
+        assert source["api_key"] == "k" * 64
 
 
 @needs_helm

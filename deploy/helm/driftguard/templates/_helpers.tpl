@@ -35,11 +35,11 @@ env:
   {{- with .Values.grafanaUrl }}
   - {name: DRIFTGUARD_ALERTING__GRAFANA_URL, value: {{ . | quote }}}
   {{- end }}
-  {{- with .Values.sources }}
-  - {name: DRIFTGUARD_SOURCES, value: {{ toJson . | quote }}}
-  {{- end }}
   {{- with .Values.environment }}
   {{- toYaml . | nindent 2 }}
+  {{- end }}
+  {{- with .Values.sources }}{{/* behind `environment`, whose variables stand in it as $(NAME) */}}
+  - {name: DRIFTGUARD_SOURCES, value: {{ toJson . | quote }}}
   {{- end }}
 securityContext:
   allowPrivilegeEscalation: false
