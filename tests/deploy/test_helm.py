@@ -11,9 +11,12 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from pydantic import ValidationError
 
+from driftguard.adapters.kinds import ADAPTERS
 from driftguard.alerting.rules.generate import kubernetes_manifest
 from driftguard.alerting.rules.parameters import RuleParameters
+from driftguard.settings import Settings, SourceSettings
 from driftguard.settings.loading import load_settings
 from tests.deploy.committed import DEPLOY, KUBERNETES, ROOT, VERSION, documents, set_environment, tool
 from tests.deploy.test_kubernetes import KUBERNETES_VERSION, environment
@@ -203,6 +206,37 @@ def test_wrong_values_are_refused_by_name(values: tuple[str, ...], named: str) -
     done = helm("template", "driftguard", str(CHART), *given(values))
     assert done.returncode != 0
     assert named in done.stderr
+
+
+@needs_helm
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"draft_version": 20261101}, "draft_version"),  # as YAML reads it without quotation marks
+        ({"draft": 1.1}, "draft"),
+        ({"num_speculative_tokens": 0}, "num_speculative_tokens"),
+        ({"sever": "chat-0"}, "sever"),
+        ({"segment": ""}, "segment"),
+    ],
+)
+def test_a_source_at_which_the_sidecar_would_not_start_is_refused_by_name(
+    wrong: dict[str, Any], named: str
+) -> None:
+    """The pods before are gone by then."""
+    source = {**SOURCES[0], **wrong}
+    with pytest.raises(ValidationError):
+        Settings(sources=[source])
+    done = helm("template", "driftguard", str(CHART), *given(IMAGE, sources=[source]))
+    assert done.returncode != 0
+    assert "/sources/0" in done.stderr
+    assert named in done.stderr
+
+
+def test_the_chart_knows_every_setting_of_a_source() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    known = schema["properties"]["sources"]["items"]["properties"]
+    assert known.keys() == SourceSettings.model_fields.keys()
+    assert set(known["kind"]["enum"]) == ADAPTERS.keys()
 
 
 @needs_helm
