@@ -13,6 +13,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from dashboards.frame import STATUS_PAGE
 from driftguard.adapters.kinds import ADAPTERS
 from driftguard.alerting.rules.generate import kubernetes_manifest
 from driftguard.alerting.rules.parameters import RuleParameters
@@ -154,7 +155,15 @@ def test_rules_and_dashboards_are_the_committed_ones_with_the_addresses_of_the_i
         assert config["metadata"]["labels"]["grafana_dashboard"] == "1"
         ((file, content),) = config["data"].items()
         committed = (ROOT / "dashboards" / file).read_text(encoding="utf-8")
-        assert json.loads(content) == json.loads(committed)
+        ours = committed.replace(f'"{STATUS_PAGE}"', '"https://driftguard.example.com"')
+        assert json.loads(content) == json.loads(ours) != json.loads(committed)
+
+
+@needs_helm
+def test_without_an_address_dashboards_link_the_one_of_a_port_that_is_forwarded() -> None:
+    config = rendered(*IMAGE, "dashboards.enabled=true")["ConfigMap-driftguard-fleet"]
+    committed = (ROOT / "dashboards" / "driftguard-fleet.json").read_text(encoding="utf-8")
+    assert json.loads(config["data"]["driftguard-fleet.json"]) == json.loads(committed)
 
 
 @needs_helm
