@@ -130,6 +130,25 @@ def test_the_key_of_a_source_comes_from_a_secret() -> None:
 
 
 @needs_helm
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "",
+        '  [retraining]\n  automatic = false\nlog_level = "info"\n',
+        '\n# Grüße\n[alerting.labels]\nteam = "a\\"b" # {{ .Values }} $(HOME)\n',
+    ],
+    ids=["none", "indented", "characters"],
+)
+def test_the_settings_are_mounted_as_they_are(tmp_path: Path, settings: str) -> None:
+    file = tmp_path / "driftguard.toml"
+    file.write_text(settings, encoding="utf-8")
+    done = helm("template", "driftguard", str(CHART), *given(IMAGE), "--set-file", f"settings={file}")
+    assert done.returncode == 0, done.stderr
+    (config,) = [each for each in yaml.safe_load_all(done.stdout) if each and each["kind"] == "ConfigMap"]
+    assert config["data"] == {"driftguard.toml": settings}
+
+
+@needs_helm
 def test_changed_settings_restart_the_pods() -> None:
     def annotations(settings: str) -> dict[str, str]:
         objects = rendered(*IMAGE, f"settings={settings}")
