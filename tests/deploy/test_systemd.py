@@ -52,6 +52,23 @@ def test_the_retraining_fails_only_where_the_command_says_so() -> None:
     assert (DEPLOY / "systemd" / f"{retrain.stem}.timer").exists()
 
 
+EXAMPLES = re.compile(r"DRIFTGUARD_DATABASE_URL=\S*\.\.\.[^\s,]*")
+
+
+@pytest.mark.parametrize(
+    "file", [DEPLOY / "systemd" / "driftguard.service", DOCS / "production.md"], ids=lambda file: file.name
+)
+def test_a_shell_reads_the_address_of_the_database_as_systemd_does(tmp_path: Path, file: Path) -> None:
+    """The guides let it read the same file, for `driftguard db upgrade` and backups. An address has & where
+    it has two options, as for TLS and for standbys."""
+    options = "db-1,db-2/driftguard?sslmode=verify-full&sslrootcert=/etc/ca.crt&user=$HOME"
+    (example,) = EXAMPLES.findall(file.read_text(encoding="utf-8"))
+    (tmp_path / "driftguard.env").write_text(example.replace("postgresql://...", f"postgresql://{options}"))
+    read = f"set -a && . {tmp_path}/driftguard.env && set +a; printenv DRIFTGUARD_DATABASE_URL"
+    shell = subprocess.run(["sh", "-c", read], capture_output=True, text=True, check=False)
+    assert shell.stdout == f"postgresql://{options}\n"
+
+
 NIGHT_JOBS = {
     DEPLOY
     / "systemd"
