@@ -69,6 +69,17 @@ def test_a_shell_reads_the_address_of_the_database_as_systemd_does(tmp_path: Pat
     assert shell.stdout == f"postgresql://{options}\n"
 
 
+@pytest.mark.parametrize("unit", SERVICES, ids=lambda unit: unit.name)
+def test_systemd_starts_it_again_however_often_it_has_failed(unit: Path) -> None:
+    """Unless told otherwise it gives up for good after five starts in ten seconds: an address that its
+    machine has only some seconds later would keep clients from the engine until somebody looks."""
+    if "Restart" not in service(unit):  # started by a timer
+        return
+    limit = dict(section(unit, "Unit")).get("StartLimitIntervalSec", "10")
+    between = float(service(unit)["RestartSec"].removesuffix("s"))  # a start that fails may take no time
+    assert int(limit) == 0 or 5 * between > int(limit)
+
+
 NIGHT_JOBS = {
     DEPLOY
     / "systemd"
