@@ -24,6 +24,8 @@ from tests.alerts.committed import (
 )
 from tests.dashboards.committed import DASHBOARDS
 
+GUIDE = RULES.parents[1] / "docs" / "alerting.md"
+DATA_SOURCE = RULES.parents[1] / "dashboards" / "provisioning" / "datasources" / "prometheus.yaml"
 SEVERITIES = ("critical", "warning", "info")
 NAMES = {alert["alert"] for alert in alerts()}
 
@@ -88,3 +90,12 @@ def test_rules_speak_only_of_metrics_that_there_are() -> None:
     named = set(NAME.findall(text))
     assert named <= metric_names()
     assert len(named) > 20
+
+
+@pytest.mark.parametrize("file", [RULES, GUIDE], ids=lambda file: file.name)
+def test_prometheus_scrapes_as_often_as_pages_and_dashboards_expect(file: Path) -> None:
+    """Every minute unless told: pages come as late, and rates over Grafana's shortest window are empty."""
+    lines = [line.lstrip("# ") for line in file.read_text(encoding="utf-8").splitlines()]
+    (job,) = [number for number, line in enumerate(lines) if line.startswith("- job_name: driftguard")]
+    (source,) = load(DATA_SOURCE)["datasources"]
+    assert lines[job + 1].split(" #")[0].strip() == f"scrape_interval: {source['jsonData']['timeInterval']}"
