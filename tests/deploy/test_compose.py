@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import yaml
+from driftguard_engine.server.app import CANCEL_AFTER_SECONDS, ServeOptions
+from driftguard_engine.telemetry.telemetry import JOIN_GRACE_SECONDS
 from typer.testing import CliRunner
 
 from driftguard.alerting.rules.generate import rules_file
@@ -49,6 +51,7 @@ def interpolate(text: str) -> str:
 
 COMPOSE: dict[str, Any] = yaml.safe_load(interpolate(TEXT))
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+EXITS_WITHIN_SECONDS = 15  # the sidecar
 OURS = ("setup", "driftguard", "engine", "retrain")
 
 
@@ -84,6 +87,19 @@ def test_what_a_service_mounts_and_waits_for_is_there(name: str) -> None:
             assert "healthcheck" in SERVICES[needed] or "target" in SERVICES[needed]["build"]
         else:
             assert (how["condition"], SERVICES[needed]["restart"]) == ("service_completed_successfully", "no")
+
+
+@pytest.mark.parametrize(
+    ("name", "seconds"),
+    [
+        ("driftguard", EXITS_WITHIN_SECONDS),
+        ("engine", ServeOptions().shutdown_limit_seconds + CANCEL_AFTER_SECONDS + 2 * JOIN_GRACE_SECONDS),
+        ("postgres", 30),  # it writes out what is in memory, or has to recover at its next start
+    ],
+)
+def test_a_service_that_is_stopped_has_the_time_that_it_needs(name: str, seconds: float) -> None:
+    """Docker kills it after ten seconds unless told otherwise: answers of the engine end in the middle."""
+    assert float(SERVICES[name].get("stop_grace_period", "10s").removesuffix("s")) > seconds
 
 
 @pytest.mark.parametrize("name", [name for name in SERVICES if name not in OURS])
