@@ -4,6 +4,7 @@ the sidecar reads its own settings from it."""
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -279,3 +280,19 @@ def test_a_policy_without_peers_is_refused() -> None:
 def test_the_chart_has_the_version_of_the_project() -> None:
     (chart,) = documents(CHART / "Chart.yaml")
     assert chart["version"] == chart["appVersion"] == VERSION
+
+
+@needs_helm
+def test_the_example_of_the_guide_lets_in_everybody_who_is_to_reach_the_sidecar(tmp_path: Path) -> None:
+    guide = (ROOT / "docs" / "production.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```yaml\n(# values.yaml.*?)```", guide, re.DOTALL)
+    values = tmp_path / "values.yaml"
+    values.write_text(example, encoding="utf-8")
+    done = helm("template", "driftguard", str(CHART), "--values", str(values))
+    assert done.returncode == 0, done.stderr
+    objects = {item["kind"]: item for item in yaml.safe_load_all(done.stdout) if item}
+    (rule,) = objects["NetworkPolicy"]["spec"]["ingress"]
+    peers = {peer["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"] for peer in rule["from"]}
+    assert objects["Ingress"]["spec"]["ingressClassName"] == "nginx"
+    # Prometheus; the engines; and the controller of the Ingress, by which people open the pages
+    assert peers == {"monitoring", "llm", "ingress-nginx"}
