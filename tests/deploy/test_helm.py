@@ -105,6 +105,20 @@ def test_of_two_pods_one_that_ends_serves_until_no_more_requests_are_led_to_it()
 
 
 @needs_helm
+@pytest.mark.parametrize(
+    ("user", "expected"),
+    [
+        ("null", {}),  # OpenShift chooses one of the namespace's, and refuses a pod that names another
+        ("1000670000", {"runAsUser": 1000670000, "runAsGroup": 1000670000}),
+    ],
+)
+def test_the_platform_may_choose_the_user(user: str, expected: dict[str, int]) -> None:
+    pod = rendered(*IMAGE, f"runAsUser={user}")["Deployment-driftguard"]["spec"]["template"]["spec"]
+    rest = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    assert pod["securityContext"] == {**rest, **expected}
+
+
+@needs_helm
 def test_the_sidecar_reads_its_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     objects = rendered(*EVERYTHING)
     (container,) = objects["Deployment-driftguard"]["spec"]["template"]["spec"]["containers"]
