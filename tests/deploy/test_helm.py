@@ -119,6 +119,13 @@ def test_the_platform_may_choose_the_user(user: str, expected: dict[str, int]) -
 
 
 @needs_helm
+def test_a_drain_does_not_wait_for_a_sidecar_that_waits_for_its_database() -> None:
+    """No pod is ready then, so that the budget alone would keep all of them until the database is back."""
+    budget = rendered(*EVERYTHING)["PodDisruptionBudget-driftguard"]["spec"]
+    assert (budget["minAvailable"], budget["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
+
+
+@needs_helm
 def test_the_sidecar_reads_its_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     objects = rendered(*EVERYTHING)
     (container,) = objects["Deployment-driftguard"]["spec"]["template"]["spec"]["containers"]
