@@ -241,6 +241,19 @@ def test_prometheus_finds_the_service_and_calls_the_job_as_the_rules_do() -> Non
 
 
 @needs_helm
+def test_prometheus_sends_a_key_where_reading_needs_one() -> None:
+    """Else it gets 401 of every sidecar, and pages that all are down."""
+    key: Any = {"type": "Bearer", "credentials": {"name": "driftguard", "key": "api-key"}}
+    monitored = (*IMAGE, "monitoring.serviceMonitor.enabled=true")
+    usual = {"port": "http", "path": "/metrics", "interval": "15s"}
+    (endpoint,) = rendered(*monitored)["ServiceMonitor-driftguard"]["spec"]["endpoints"]
+    assert endpoint == usual
+    objects = rendered(*monitored, **{"monitoring.serviceMonitor.authorization": key})
+    (endpoint,) = objects["ServiceMonitor-driftguard"]["spec"]["endpoints"]
+    assert endpoint == {**usual, "authorization": key}
+
+
+@needs_helm
 @pytest.mark.parametrize(
     ("values", "named"),
     [
