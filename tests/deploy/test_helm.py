@@ -171,6 +171,21 @@ def test_the_settings_are_mounted_as_they_are(tmp_path: Path, settings: str) -> 
 
 
 @needs_helm
+def test_authorities_and_certificates_can_be_mounted() -> None:
+    """Of the database (sslrootcert), engines and receivers of pages (SSL_CERT_FILE): for setup too."""
+    volume = {"name": "authorities", "configMap": {"name": "company-ca"}}
+    mount = {"name": "authorities", "mountPath": "/etc/ssl/company", "readOnly": True}
+    lists: Any = {"volumes": [volume], "volumeMounts": [mount]}
+    deployment = rendered(*IMAGE, **lists)["Deployment-driftguard"]
+    kubernetes_validate.validate(deployment, KUBERNETES_VERSION, strict=True)
+    pod = deployment["spec"]["template"]["spec"]
+    assert [one["name"] for one in pod["volumes"]] == ["settings", "data", "tmp", "authorities"]
+    for container in [*pod["initContainers"], *pod["containers"]]:
+        assert mount in container["volumeMounts"]
+        assert len(container["volumeMounts"]) == 4
+
+
+@needs_helm
 def test_changed_settings_restart_the_pods() -> None:
     def annotations(settings: str) -> dict[str, str]:
         objects = rendered(*IMAGE, f"settings={settings}")

@@ -49,4 +49,7 @@ volumeMounts:
   - {name: settings, mountPath: /etc/driftguard, readOnly: true}
   - {name: data, mountPath: /var/lib/driftguard}
   - {name: tmp, mountPath: /tmp}
+  {{- with .Values.volumeMounts }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
 {{- end }}
