@@ -27,7 +27,7 @@ def test_a_start_with_another_key_in_the_secret_stores_it_too(
     file: Path, database: Database, database_url: str
 ) -> None:
     """An init container that failed here would keep the sidecar from starting for good."""
-    (command,) = re.findall(r"driftguard (keys add [^&;\]\n]*)", file.read_text(encoding="utf-8"))
+    (command,) = re.findall(r"driftguard (keys add [^&|;\]\n]*)", file.read_text(encoding="utf-8"))
 
     def start(key: str) -> None:
         variables = {"DRIFTGUARD_DATABASE_URL": database_url, "DRIFTGUARD_API_KEY": key}

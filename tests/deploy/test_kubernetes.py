@@ -232,7 +232,56 @@ def test_a_sidecar_in_a_pod_cannot_take_its_neighbour_out_of_service() -> None:
     (sidecar,) = [item for item in pod["containers"] if item["image"] == "driftguard-sidecar"]
     assert "initContainers" not in pod
     assert not [key for key in sidecar if key.endswith("Probe")]
-    assert sidecar["command"][2].startswith("until driftguard db upgrade")
+
+
+def beside_vllm(directory: Path, *lines: str) -> subprocess.Popen[bytes]:
+    """The command of the sidecar in vLLM's pod, with these lines for `driftguard`, and no pauses."""
+    for name, text in (("driftguard", lines), ("sleep", ("exec /bin/sleep 0.01",))):
+        program = directory / name
+        program.write_text("\n".join(["#!/bin/sh", *text]) + "\n")
+        program.chmod(0o755)
+    (container,) = [
+        item
+        for _, manifest, pod in PODS
+        if name_of(manifest) == "StatefulSet-chat"
+        for item in pod["containers"]
+        if item["image"] == "driftguard-sidecar"
+    ]
+    return subprocess.Popen(
+        container["command"], env={"PATH": f"{directory}:{os.defpath}"}, stdout=subprocess.PIPE
+    )
+
+
+@pytest.mark.parametrize("failing", ["db", "keys", "serve"])
+def test_a_sidecar_that_does_not_start_leaves_its_container_running(tmp_path: Path, failing: str) -> None:
+    """A pod with a container that has ended is not ready: its Service would lead no request to vLLM. Only
+    `serve` refuses a database that may only be read."""
+    lines = ["echo $1", f'[ "$1" != {failing} ] || exit 1', '[ "$1" != serve ] || exec /bin/sleep 60']
+    with beside_vllm(tmp_path, *lines) as process:
+        assert process.stdout is not None
+        told = [process.stdout.readline().decode().strip() for _ in range(9)]
+        assert told.count(failing) >= 3
+        assert process.poll() is None
+        process.kill()
+
+
+def test_a_sidecar_beside_vllm_ends_in_order_with_its_pod(tmp_path: Path) -> None:
+    ended = "trap 'echo ended; exit 0' TERM; echo begun; for _ in 1 2 3 4 5 6 7 8 9; do /bin/sleep 0.2; done"
+    with beside_vllm(tmp_path, f'[ "$1" != serve ] || {{ {ended}; }}') as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"begun\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.read() == b"ended\n"
+        process.wait(60)
+
+
+def test_a_sidecar_beside_vllm_that_waits_for_its_database_ends_with_its_pod(tmp_path: Path) -> None:
+    with beside_vllm(tmp_path, "echo waits; exit 1") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"waits\n"
+        process.send_signal(signal.SIGTERM)
+        process.stdout.read()
+        process.wait(60)
 
 
 def test_an_engine_behind_a_proxy_in_its_pod_serves_until_that_has_answered_what_is_in_flight() -> None:
