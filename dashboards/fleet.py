@@ -34,9 +34,9 @@ def page() -> Page:
 
 def _now() -> list[Panel]:
     def streams_with(*matchers: str) -> str:
-        return f"sum({promql.gauge('driftguard_streams', *matchers, by=('verdict',))})"
+        return promql.total("driftguard_streams", *matchers, of=("verdict",))
 
-    failing = promql.gauge("driftguard_source_condition", FAILING, by=("source", "kind", "condition"))
+    failing = promql.total("driftguard_source_condition", FAILING, of=("source", "kind", "condition"))
     return [
         panels.number(
             "Streams in service",
@@ -62,7 +62,7 @@ def _now() -> list[Panel]:
         panels.number(
             "Servers that fail",
             "Scraped servers whose metrics cannot be read, are incomplete, or show no drafting.",
-            (f"sum({failing}) or vector(0)", ""),
+            (f"{failing} or vector(0)", ""),
             unit="none",
             bad_above=1,
         ),
@@ -77,7 +77,7 @@ def _now() -> list[Panel]:
         panels.number(
             "Undelivered",
             "Notifications that are not delivered yet.",
-            (promql.gauge("driftguard_notifications_undelivered"), ""),
+            (promql.total("driftguard_notifications_undelivered"), ""),
             unit="none",
             bad_above=1,
             width=3,
@@ -86,8 +86,7 @@ def _now() -> list[Panel]:
 
 
 def _open_by_severity() -> str:
-    known = promql.gauge("driftguard_incidents_open", by=("severity", "direction"))
-    return f"sum by (severity) ({known})"
+    return promql.total("driftguard_incidents_open", of=("direction",), by=("severity",))
 
 
 def _streams() -> list[Panel]:
@@ -135,7 +134,7 @@ def _streams() -> list[Panel]:
         panels.lines(
             "Streams by verdict",
             "How many streams have each verdict.",
-            (promql.gauge("driftguard_streams", by=("verdict",)), "{{verdict}}"),
+            (promql.total("driftguard_streams", by=("verdict",)), "{{verdict}}"),
             unit="none",
             words=words.VERDICTS,
             width=8,
@@ -180,7 +179,7 @@ def _incidents() -> list[Panel]:
         panels.lines(
             "Undelivered notifications",
             "Notifications that are not delivered yet.",
-            (promql.gauge("driftguard_notifications_undelivered"), "undelivered"),
+            (promql.total("driftguard_notifications_undelivered"), "undelivered"),
             unit="none",
             width=8,
         ),

@@ -16,7 +16,8 @@ WHOLE: Final = "$__range"
 SHOWN: Final = 20
 LATER: Final = "1e12"  # more than whatever is ranked: seconds, or places
 BEHIND_SECONDS: Final = 120  # more than a slow scrape and a slow round explain
-CLUSTER: Final = "cluster, namespace"  # where Prometheus has such labels, sidecars of one share a database
+PLACES: Final = ("cluster", "namespace")  # where Prometheus has such labels, sidecars of one share a database
+CLUSTER: Final = ", ".join(PLACES)
 
 
 def is_(label: str, value: str) -> str:
@@ -47,15 +48,21 @@ def summed_rate(name: str, *matchers: str, by: Sequence[str] = ()) -> str:
 
 
 def rise(name: str, over: str, *matchers: str, by: Sequence[str]) -> str:
-    """How much a counter rose that follows the database: all instances show the same, from their start on."""
-    found = f"{series(name, *matchers)}[{over}]"
-    return f"{_over('max', by)}(max_over_time({found})) - {_over('min', by)}(min_over_time({found}))"
+    """How much a counter rose that follows the database, by it and by `by`: all its instances show the same,
+    from their start on."""
+    found, of = f"{series(name, *matchers)}[{over}]", (*PLACES, *by)
+    return f"{_over('max', of)}(max_over_time({found})) - {_over('min', of)}(min_over_time({found}))"
 
 
 def gauge(name: str, *matchers: str, by: Sequence[str] = ()) -> str:
     """By instance, those of every instance."""
     found = series(name, *matchers)
     return f"{_over('max', by)}({found if 'instance' in by else _newest(found)})"
+
+
+def total(name: str, *matchers: str, of: Sequence[str] = (), by: Sequence[str] = ()) -> str:
+    """Of a gauge that counts something of a database, by `of` and `by`: the sum over the databases."""
+    return f"{_over('sum', by)}({gauge(name, *matchers, by=(*PLACES, *by, *of))})"
 
 
 def ratio(over: str, under: str, *matchers: str, by: Sequence[str] = ()) -> str:

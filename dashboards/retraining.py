@@ -171,7 +171,7 @@ def _drafts() -> list[Panel]:
     known = panels.lines(
         "Known drafts",
         "Drafts by state: candidates, rejected by the gate, in service, retired, rolled back.",
-        (f"sum by (state) ({promql.gauge('driftguard_drafts', *CHOSEN, by=(*PLACE, 'state'))})", "{{state}}"),
+        (promql.total("driftguard_drafts", *CHOSEN, of=PLACE, by=("state",)), "{{state}}"),
         unit="none",
         words=words.DRAFT_STATES,
     )

@@ -100,3 +100,44 @@ def test_runs_that_ended_are_counted_through_a_change_of_the_address(tmp_path: P
     ]
     expression = query("driftguard-retraining", panel).replace("[2m]", "[60m]")
     check(tmp_path, found, expression, "50m", '5 {outcome="rolled_back"}')
+
+
+@pytest.mark.parametrize(
+    ("dashboard", "panel", "expected"),
+    [
+        ("driftguard-fleet", "Streams in service", "7 {}"),
+        ("driftguard-fleet", "Degraded streams", "3 {}"),
+        ("driftguard-fleet", "Streams by verdict", '3 {verdict="degraded"}'),
+        ("driftguard-fleet", "Open incidents over time", '3 {severity="warning"}'),
+        ("driftguard-fleet", "Undelivered", "3 {}"),
+        ("driftguard-fleet", "Undelivered notifications", "3 {}"),
+        ("driftguard-fleet", "Servers that fail", "2 {}"),
+        ("driftguard-retraining", "Known drafts", '3 {state="candidate"}'),
+        ("driftguard-retraining", "Rollbacks", '1 {outcome="rolled_back"}'),
+    ],
+)
+def test_what_clusters_have_adds_up_and_what_sidecars_of_one_database_show_does_not(
+    tmp_path: Path, dashboard: str, panel: str, expected: str
+) -> None:
+    """Also where the servers of both have the same names."""
+    place, source = 'server="engine",target="llama"', 'source="chat-0",kind="vllm",condition="unreachable"'
+    found = []
+    for cluster, instance, number in (("eu", "a", 1), ("eu", "b", 1), ("us", "c", 2)):
+        shown = {
+            ("driftguard_gauges_last_refresh_timestamp_seconds", ""): "0+60x30",
+            ("driftguard_streams", 'verdict="degraded"'): f"{number}x30",
+            ("driftguard_incidents_open", 'severity="warning",direction="down"'): f"{number}x30",
+            ("driftguard_notifications_undelivered", ""): f"{number}x30",
+            ("driftguard_source_condition", source): "1x30",
+            ("driftguard_drafts", f'{place},state="candidate"'): f"{number}x30",
+            ("driftguard_retrain_runs_total", f'{place},outcome="rolled_back"'): (
+                "40x30" if cluster == "eu" else "3x20 4x10"
+            ),
+        }
+        if panel == "Streams in service":
+            shown["driftguard_streams", 'verdict="steady"'] = "2x30"
+        found += [
+            series(name, instance, f'cluster="{cluster}",{labels}', values)
+            for (name, labels), values in shown.items()
+        ]
+    check(tmp_path, found, query(dashboard, panel), "30m", expected)
