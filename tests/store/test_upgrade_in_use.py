@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -70,3 +72,54 @@ def test_an_upgrade_that_is_cancelled_for_a_deadlock_tries_again(
         database.check_schema()
     finally:
         database.close()
+
+
+def test_an_upgrade_that_waits_for_another_says_so(empty_database_url: str) -> None:
+    """As that of a pod whose predecessor was killed in the middle of it: its log was empty for minutes."""
+    database = Database.open(empty_database_url)
+    upgrading = threading.Thread(target=database.upgrade)
+    try:
+        with capture_logs() as logs, database.connect(UPGRADE) as other:
+            other.execute(text("SET application_name = 'the pod before'"))
+            with migrations.only_one_upgrade(other):
+                upgrading.start()
+                wait_until(lambda: bool(logs), "a word about it")
+                assert upgrading.is_alive()
+            upgrading.join(60)
+        (told,) = logs
+        assert told["event"] == "upgrade_waits_for_another"
+        assert "(the pod before)" in told["held_by"][0]
+        database.check_schema()
+    finally:
+        database.close()
+
+
+SLOW = """
+import sys
+from sqlalchemy import text
+from driftguard.store import migrations
+from driftguard.store.database import Database
+slow = text("SELECT pg_sleep(600)")
+migrations.command.upgrade = lambda config, _: config.attributes["connection"].execute(slow)
+Database.open(sys.argv[1]).upgrade()
+"""
+
+
+def test_an_upgrade_that_was_killed_ends_in_the_database_too(empty_database_url: str) -> None:
+    """Else the next one waits until its statement is done, and then does the same work once more."""
+    sleeping = text("SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep%'")
+    database = Database.open(empty_database_url)
+    try:
+        with database.connect() as looking, start(SLOW, empty_database_url) as killed:
+            looking.execution_options(isolation_level="AUTOCOMMIT")
+            wait_until(lambda: looking.scalar(sleeping) == 1, "the statement of a migration")
+            killed.kill()
+            wait_until(lambda: looking.scalar(sleeping) == 0, "its end")
+        database.upgrade()
+        database.check_schema()
+    finally:
+        database.close()
+
+
+def start(program: str, *arguments: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", program, *arguments])
