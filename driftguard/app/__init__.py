@@ -65,6 +65,7 @@ from driftguard_http.open_files import raise_limit
 from driftguard_http.origins import url_of
 
 MAINTENANCE_SECONDS = 3_600.0
+MAINTENANCE_PAUSE_SECONDS = 120.0  # while the database is away; sooner than the alert on it would fire
 WORKER_PAUSE_SECONDS = 2.0
 DUE_SECONDS = 2.0  # between two looks for retrainings that are due
 ANSWER_SECONDS = 5.0  # for a batch that waits for its commit when the sidecar is stopped
@@ -275,8 +276,8 @@ class Sidecar:
             self._attempt("defer_retraining", lambda: self._retraining.defer_due(self._deferring))
             self._attempt("look_at_exports", lambda: self.pushed.look(datetime.now(UTC)))
             if (now := _seconds_since_boot()) - maintained_at >= MAINTENANCE_SECONDS:
-                maintained_at = now
-                self._attempt("maintain", self._maintain)
+                is_there = self._attempt("maintain", self._maintain)
+                maintained_at = now if is_there else now - MAINTENANCE_SECONDS + MAINTENANCE_PAUSE_SECONDS
 
     def _drift_found(self) -> None:
         self._examiner.soon()
@@ -298,17 +299,19 @@ class Sidecar:
             on_opened=self._drift_found,
         )
 
-    def _attempt(self, name: str, chore: Callable[[], None]) -> None:
-        """`name`: one of CHORES."""
+    def _attempt(self, name: str, chore: Callable[[], None]) -> bool:
+        """`name`: one of CHORES. False: the database is away."""
         try:
             chore()
         except DatabaseUnavailable as error:
             log.warning("chore waits for the database", chore=name, error=str(error))
+            return False
         except Exception:
             self.metrics.loops.chore_failures.labels(name).inc()
             log.exception("chore failed and will be tried again", chore=name)
         else:
             self.metrics.loops.chore_last_success.labels(name).set_to_current_time()
+        return True
 
     def _maintain(self) -> None:
         try:
