@@ -31,6 +31,14 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 def is_forwarded(headers: Iterable[tuple[bytes, bytes]]) -> bool:
     """Whether a request came through a reverse proxy, by what it adds to the headers, or by a Host that no
     caller on this machine would use. A proxy that hides itself is not noticed."""
@@ -51,7 +59,8 @@ class Origins:
     `external`: the URL under which people reach it, if it differs, such as that of a reverse proxy.
     `hint`: what to do about a refused name.
 
-    On loopback only its own names are accepted; on another address any name, unless `names` are given.
+    On loopback only its own names are accepted; on another address any name, unless `names` are given: then
+    those, and addresses, by which health checks and Prometheus come.
     """
 
     bound: str
@@ -67,6 +76,8 @@ class Origins:
         if is_loopback(name) or (name and name in map(_named, self.names)):
             return None
         if name == self.bound.lower().strip("[]") or (self.external and name == _name_in(self.external)):
+            return None
+        if _is_address(name) and not is_loopback(self.bound):  # no page of another site has it, see above
             return None
         return f"Host {host.decode('latin-1')!r} is not a name of this server; {self.hint}"
 

@@ -56,6 +56,15 @@ def test_on_another_address_any_name_may_ask_unless_names_are_given() -> None:
     assert Origins("0.0.0.0", ["dg.internal"]).host_problem(b"evil.example") is not None
 
 
+@pytest.mark.parametrize("host", [b"10.244.0.17:8200", b"10.244.0.17", b"[fd00::17]:8200"])
+def test_health_checks_and_prometheus_may_ask_by_address_whatever_names_are_given(host: bytes) -> None:
+    """As those of Kubernetes, by that of the pod, which nobody knows beforehand. A page of another site comes
+    by a name: what is typed in as an address is this server."""
+    assert Origins("0.0.0.0", ["dg.internal"]).host_problem(host) is None
+    assert Origins("10.0.0.5", ["dg.internal"]).host_problem(host) is None
+    assert Origins("127.0.0.1", ["dg.internal"]).host_problem(host) is not None
+
+
 @pytest.mark.parametrize(
     ("given", "host"),
     [
