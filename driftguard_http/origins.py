@@ -25,18 +25,15 @@ def is_loopback(host: str) -> bool:
     """True for 127.0.0.0/8, ::1 and `localhost`; any other name may resolve to anything."""
     if host.lower() == "localhost":
         return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
+    address = _address(host.strip("[]"))
+    return address is not None and address.is_loopback
 
 
-def _is_address(host: str) -> bool:
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        ipaddress.ip_address(host)
+        return ipaddress.ip_address(host)
     except ValueError:
-        return False
-    return True
+        return None
 
 
 def is_forwarded(headers: Iterable[tuple[bytes, bytes]]) -> bool:
@@ -77,7 +74,9 @@ class Origins:
             return None
         if name == self.bound.lower().strip("[]") or (self.external and name == _name_in(self.external)):
             return None
-        if _is_address(name) and not is_loopback(self.bound):  # no page of another site has it, see above
+        if _address(name) is not None and not is_loopback(
+            self.bound
+        ):  # no page of another site has it, see above
             return None
         return f"Host {host.decode('latin-1')!r} is not a name of this server; {self.hint}"
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from driftguard.detection.findings import Direction
 from driftguard.detection.fold import end_incident
-from driftguard.detection.state.stream_state import DIRECTIONS, NEVER, OPERATOR, StreamState
+from driftguard.detection.state.stream_state import DIRECTIONS, OPERATOR, StreamState
 from driftguard.detection.statistics.baseline import baselines
 from driftguard.detection.statistics.factors import FACTORS, taken_as_usual
 from driftguard.detection.steps.cycles import against_other_baselines
@@ -51,9 +51,8 @@ def treat_as_usual(
     place = next(place for place, known in enumerate(FACTORS) if known.name == cycle)
     profile = state.profiles[place]
     base = baselines(state.reference, state.inflation, state.measured_at, state.of_windows)
-    changed = incident.since(len(state.names)) != NEVER
-    changed |= np.isin(state.names, list(segments))
-    changed = state.ready & changed[state.segment_of_stratum]
+    is_changed = np.isin(state.names, [*incident.names(state), *segments])
+    changed = state.ready & is_changed[state.segment_of_stratum]
     after = taken_as_usual(profile, FACTORS[place], changed, base.inflation * base.variance)
     anew = (after.used != profile.used) | (after.moved != profile.moved)
     if not anew.any():

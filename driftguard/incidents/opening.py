@@ -169,10 +169,8 @@ def join(
     """Names more segments, which changed at that point, in an incident that is not resolved, and says why;
     those that it names already, and that are not back, stay as they are. Whether there were others."""
     named = set(names_of(incident.segments))
-    staying = [each for each in incident.segments if each.back_at is None]
-    joined = [
-        replace(each, since=change_point.at) for each in segments if each.segment not in names_of(staying)
-    ]
+    staying = {each.segment for each in incident.segments if each.back_at is None}
+    joined = [replace(each, since=change_point.at) for each in segments if each.segment not in staying]
     if joined:
         again = names_of(joined)
         kept = (each for each in incident.segments if each.segment not in again)

@@ -113,9 +113,9 @@ def found(fall: Fall, seed: int, *, until_over: bool = False) -> Found | None:
             elif alarm is not None and isinstance(finding, DriftSeenGradual | DriftClosed):
                 if finding.direction != alarm.direction:
                     continue
-                if isinstance(finding, DriftClosed) and finding.left:
-                    continue  # it goes on in other segments
                 if isinstance(finding, DriftClosed):
+                    if finding.left:
+                        continue  # it goes on in other segments
                     return Found(alarm, onset, tuple(later))
                 later.append(finding)
                 if until_over and finding.gradual is not None and finding.gradual.over:
