@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, Final
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -14,13 +14,10 @@ from driftguard.settings import Settings
 from driftguard.settings.loading import describe_settings
 from driftguard.settings.secrets import masked_command, secrets_of
 
-_COMMAND: Final = "retraining.promote_command"
-
 
 @dataclass(frozen=True, slots=True)
 class ShownSetting:
-    """`name`: with dots. `value`: of a list of groups what differs from their defaults; of a command its
-    program, as any argument may be a secret."""
+    """`name`: with dots. `value`: of a list of groups what differs from their defaults."""
 
     name: str
     value: str
@@ -31,23 +28,26 @@ class ShownSetting:
 
 def shown(settings: Settings) -> Iterator[ShownSetting]:
     """Every setting."""
-    masked = secrets_of(settings).masked
+    masked, told = secrets_of(settings).masked, _without_arguments(settings)
     for name, default, meaning in describe_settings():
-        value = reduce(getattr, name.split("."), settings)
-        yield ShownSetting(name, masked(_text(name, value)), default, meaning, value != default)
+        value = reduce(getattr, name.split("."), told)
+        yield ShownSetting(name, masked(_text(value)), default, meaning, value != default)
 
 
 def shown_as_json(settings: Settings) -> str:
     """All of them in one object, whose keys are no secrets."""
-    of_all = settings.model_dump(mode="json")
-    group, name = _COMMAND.split(".")
-    of_all[group][name] = masked_command(of_all[group][name])
+    of_all = _without_arguments(settings).model_dump(mode="json")
     return json.dumps(_masked(of_all, secrets_of(settings).masked), ensure_ascii=False)
 
 
-def _text(name: str, value: object) -> str:
-    if name == _COMMAND and isinstance(value, list):
-        return str(masked_command(value))
+def _without_arguments(settings: Settings) -> Settings:
+    """With the program of the command alone: any of its arguments may be a secret."""
+    rules = settings.retraining
+    rules = rules.model_copy(update={"promote_command": masked_command(rules.promote_command)})
+    return settings.model_copy(update={"retraining": rules})
+
+
+def _text(value: object) -> str:
     if isinstance(value, list | tuple) and value and isinstance(value[0], BaseModel):
         return json.dumps([one.model_dump(mode="json", exclude_defaults=True) for one in value])
     return str(value)
