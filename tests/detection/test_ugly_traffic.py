@@ -219,13 +219,21 @@ def test_office_hours_an_hour_earlier_as_clocks_are_changed_are_learned_anew_in_
     assert follows(state)["day"] > 0.05
 
 
-def test_office_hours_that_move_are_learned_anew_while_a_rare_segment_is_not_back() -> None:
-    rng = np.random.default_rng([710])
-    at = moments(rng, 14.0, 3_000, [])
+def office_hours_beside_a_rare_segment(
+    seed: int, days: float, per_day: float, moved: float
+) -> tuple[Floats, ObservationBatch]:
+    """Seconds since THURSDAY, and the requests, one in twenty of another segment, which falls for good
+    most of a day before the hours move."""
+    rng = np.random.default_rng([seed])
+    at = moments(rng, days, per_day, [])
     rare = rng.random(len(at)) < 0.05
-    means = np.where(rare, 0.6 - 0.2 * (at >= 7.2 * DAY), office_hours(rng, at, 8.0))
+    means = np.where(rare, 0.6 - 0.2 * (at >= (moved - 0.8) * DAY), office_hours(rng, at, moved))
     names = ["rare" if one else "chat" for one in rare]
-    batch = replace(requests(rng, means, names), ended_at=THURSDAY + at)
+    return at, replace(requests(rng, means, names), ended_at=THURSDAY + at)
+
+
+def test_office_hours_that_move_are_learned_anew_while_a_rare_segment_is_not_back() -> None:
+    at, batch = office_hours_beside_a_rare_segment(710, 14.0, 3_000, moved=8.0)
     state, findings = restarted(batch, 1)
     fall = next(each for each in opened(findings) if at[each.ordinal - 1] >= 7.2 * DAY)
     assert [change.segment for change in fall.segments] == ["rare"]
@@ -252,12 +260,7 @@ def test_a_rhythm_that_has_moved_is_taken_as_usual_by_its_first_whole_day() -> N
 
 
 def test_a_segment_that_is_back_is_taken_as_usual_with_those_that_are_not() -> None:
-    rng = np.random.default_rng([711])
-    at = moments(rng, 12.0, 2_000, [])
-    rare = rng.random(len(at)) < 0.05
-    means = np.where(rare, 0.6 - 0.2 * (at >= 6.2 * DAY), office_hours(rng, at, 7.0))
-    names = ["rare" if one else "chat" for one in rare]
-    batch = replace(requests(rng, means, names), ended_at=THURSDAY + at)
+    at, batch = office_hours_beside_a_rare_segment(711, 12.0, 2_000, moved=7.0)
     asked = int(np.searchsorted(at, 9.2 * DAY))
     state, findings = restarted(batch[:asked], 1)
     over = [each for each in findings if isinstance(each, DriftClosed) and each.direction == "down"]
