@@ -30,7 +30,7 @@ from driftguard.detection.findings import (
     Verdict,
 )
 from driftguard.detection.fleet import Fleet, Folded, fold_fleet
-from driftguard.detection.fold import end_incident, fold
+from driftguard.detection.fold import end_incident, fold, leave_incident
 from driftguard.detection.fold_streams import fold_many
 from driftguard.detection.observations import ObservationBatch
 from driftguard.detection.operator import accept_new_normal, treat_as_usual
@@ -78,5 +78,6 @@ __all__ = [
     "fold",
     "fold_fleet",
     "fold_many",
+    "leave_incident",
     "treat_as_usual",
 ]

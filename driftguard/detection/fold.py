@@ -15,6 +15,7 @@ worked through in steps that end at every event, and every sum runs in the order
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
@@ -65,7 +66,13 @@ from driftguard.detection.steps.expectation import predicted
 from driftguard.detection.steps.first_part import with_rest_judged
 from driftguard.detection.steps.new_normal import became_normal, learned_anew, parted
 from driftguard.detection.steps.open_incident import looked_again, open_incident, widen_incident
-from driftguard.detection.steps.recovery import closed, keep_tests, requests_until_silent, run_tests
+from driftguard.detection.steps.recovery import (
+    closed,
+    keep_tests,
+    requests_until_silent,
+    run_tests,
+    without_segments,
+)
 from driftguard.detection.steps.reference_period import (
     check_reference,
     requests_until_check,
@@ -318,3 +325,15 @@ def _ended(state: StreamState, direction: int, at: float) -> StreamState:
 def end_incident(state: StreamState, direction: Direction) -> StreamState:
     """The state without its open incident, evidence started anew: when a person resolved it by hand."""
     return _ended(state, DIRECTIONS.index(direction), state.last_ended_at)
+
+
+def leave_incident(state: StreamState, direction: Direction, segments: Collection[str]) -> StreamState:
+    """The state whose open incident of this direction, if any, holds these segments no longer: they are
+    watched again, evidence started anew."""
+    place = DIRECTIONS.index(direction)
+    incident = state.incidents[place]
+    if incident is None:
+        return state
+    leaving = np.isin(incident.names(state), [*segments])
+    over, left = without_segments(incident, leaving, int(state.drafted_requests.sum()))
+    return state if over is None else _without(state, place, over, left, state.last_ended_at)

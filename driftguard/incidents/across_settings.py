@@ -59,14 +59,18 @@ def _at_another_k(session: Session, incident: Incident) -> dict[str, AcrossSetti
     newest = [
         level
         for level in acceptance_levels.newest_k(
-            session, incident.stream_id, waiting, incident.opened_seq, NEWEST_REQUESTS
+            session,
+            incident.stream_id,
+            {name: named_at(incident, each) for name, each in waiting.items()},
+            NEWEST_REQUESTS,
         )
         if level.requests >= LEAST_REQUESTS
-        and not _drafts_as_many(known_k(incident, waiting[level.segment]), level)
+        and not _drafts_as_many(known_k(session, incident, waiting[level.segment]), level)
     ]
-    if not newest:
-        return {}
-    by_first = _by_first(session, incident, newest, waiting)
+    by_first: dict[str, AcrossSettings] = {}
+    for span in {span_of(incident, waiting[level.segment]) for level in newest}:
+        own = [level for level in newest if span_of(incident, waiting[level.segment]) == span]
+        by_first |= _by_first(session, incident, own, waiting, span)
     return by_first | _as_much_more(session, incident, newest, waiting, by_first)
 
 
@@ -113,9 +117,9 @@ def _why(levels: AcrossSettings) -> str:
 def _risen(session: Session, incident: Incident) -> dict[str, AcrossSettings]:
     """Of segments in a rise that began later than the fall, and have none of its settings any more."""
     rises = [
-        each
+        (rise, each)
         for rise in incidents.of_stream(session, incident.stream_id)
-        if rise.direction == "up" and rise.change_point_seq > incident.opened_seq
+        if rise.direction == "up"
         for each in rise.segments
     ]
     waiting = {
@@ -124,13 +128,14 @@ def _risen(session: Session, incident: Incident) -> dict[str, AcrossSettings]:
         if each.back_at is None and each.across_settings is None
     }
     found = {}
-    for risen in rises:
+    for rise, risen in rises:
         change = waiting.get(risen.segment)
         if change is None or change.after.positions != risen.after.positions:
             continue
-        if has_other_settings(session, incident, change):
+        is_later = span_of(rise, risen).first > named_at(incident, change)
+        if is_later and has_other_settings(session, incident, change):
             (before, after), (low, _) = change.levels, risen.levels
-            k = incident.evidence.num_speculative_tokens
+            k = known_k(session, incident, change)
             found[change.segment] = AcrossSettings(
                 low + before - after, low, risen.after.positions, k, of_rise=True
             )
@@ -139,9 +144,8 @@ def _risen(session: Session, incident: Incident) -> dict[str, AcrossSettings]:
 
 def has_other_settings(session: Session, incident: Incident, change: ChangedSegment) -> bool:
     """Whether its newest requests have another temperature, acceptance rule or verification than the fall."""
-    fallen = Span(incident.change_point_seq, incident.opened_seq + 1, incident.change_point_at - LOOK_BACK)
     return acceptance_levels.has_other_settings(
-        session, incident.stream_id, change.segment, fallen, NEWEST_REQUESTS
+        session, incident.stream_id, change.segment, span_of(incident, change), NEWEST_REQUESTS
     )
 
 
@@ -150,9 +154,26 @@ def judged_by(change: ChangedSegment) -> Positions:
     return change.across_settings.positions if change.across_settings else change.after.positions
 
 
-def known_k(incident: Incident, change: ChangedSegment) -> float | None:
+def span_of(incident: Incident, change: ChangedSegment) -> Span:
+    """Of the records from the segment's change up to that at which it was named."""
+    at = change.since or incident.change_point_at
+    if change.since_seq is None or change.named_seq is None:
+        return Span(incident.change_point_seq, incident.opened_seq + 1, at - LOOK_BACK)
+    return Span(change.since_seq, change.named_seq + 1, at - LOOK_BACK)
+
+
+def named_at(incident: Incident, change: ChangedSegment) -> int:
+    """The seq of the newest record as the segment was named."""
+    return span_of(incident, change).end - 1
+
+
+def known_k(session: Session, incident: Incident, change: ChangedSegment) -> float | None:
     """Draft tokens per step, of which the end of the fall is asked at present."""
-    return change.across_settings.k if change.across_settings else incident.evidence.num_speculative_tokens
+    if change.across_settings is not None:
+        return change.across_settings.k
+    if change.since_seq is None:
+        return incident.evidence.num_speculative_tokens
+    return acceptance_levels.k_of_span(session, incident.stream_id, change.segment, span_of(incident, change))
 
 
 def _by_first(
@@ -160,18 +181,21 @@ def _by_first(
     incident: Incident,
     newest: list[LevelAtK],
     waiting: Mapping[str, ChangedSegment],
+    span: Span,
 ) -> dict[str, AcrossSettings]:
-    """Of the segments whose first draft token is known on both sides of the fall."""
-    oldest = incident.change_point_at - LOOK_BACK
-    begun, end = incident.change_point_seq, incident.opened_seq + 1
-    goes_on = incident.evidence.goes_on
-    earlier = goes_on.stream_id if goes_on else incident.evidence.predecessor_stream_id or incident.stream_id
-    usual_until = goes_on.change_point_seq if goes_on else begun
+    """Of the segments whose first draft token is known on both sides of the fall, which was named in the
+    `span`."""
+    begun, _, oldest = span
+    goes_on, earlier, usual_until = incident.evidence.goes_on, incident.stream_id, begun
+    if begun == incident.change_point_seq:  # it did not join later
+        earlier = incident.evidence.predecessor_stream_id or earlier
+        if goes_on is not None:
+            earlier, usual_until = goes_on.stream_id, goes_on.change_point_seq
     before = {
         level.segment: level
         for level in acceptance_levels.of_span(session, earlier, Span(0, usual_until, oldest), by_first=True)
     }
-    ks = acceptance_levels.told_k(session, incident.stream_id, Span(begun, end, oldest))
+    ks = acceptance_levels.told_k(session, incident.stream_id, span)
     fallen = {
         level.segment: level
         for level in acceptance_levels.of_span(
@@ -209,9 +233,10 @@ def _as_much_more(
             continue
         change = waiting[level.segment]
         before, after = change.levels
-        for first in acceptance_levels.first_at_k(
-            session, incident.stream_id, [level.segment], incident.opened_seq, k, FALLEN_REQUESTS
-        ):
+        first = acceptance_levels.first_at_k(
+            session, incident.stream_id, level.segment, named_at(incident, change), k, FALLEN_REQUESTS
+        )
+        if first is not None:
             risen = first.mean + before - after
             found[level.segment] = AcrossSettings(risen, first.mean, "all", first.drafted / first.steps)
     return found

@@ -32,7 +32,7 @@ from scipy.special import stdtr
 from sqlalchemy.orm import Session
 
 from driftguard import alpha_spending
-from driftguard.incidents.across_settings import has_other_settings, is_same_k, judged_by, known_k
+from driftguard.incidents.across_settings import has_other_settings, is_same_k, judged_by, known_k, named_at
 from driftguard.incidents.opening import come_back
 from driftguard.records.documents.incident import ChangedSegment, names_of
 from driftguard.records.positions import ACCEPTANCE, combined
@@ -141,7 +141,11 @@ def _newest(session: Session, incident: Incident, waiting: dict[str, ChangedSegm
         for positions in ("all", "first")
         if (own := [name for name, each in waiting.items() if judged_by(each) == positions])
         for level in acceptance_levels.newest(
-            session, incident.stream_id, own, incident.opened_seq, SIZES, by_first=positions == "first"
+            session,
+            incident.stream_id,
+            {name: named_at(incident, waiting[name]) for name in own},
+            SIZES,
+            by_first=positions == "first",
         )
     ]
 
@@ -149,7 +153,7 @@ def _newest(session: Session, incident: Incident, waiting: dict[str, ChangedSegm
 def _is_comparable(session: Session, incident: Incident, change: ChangedSegment, newest: NewestLevel) -> bool:
     if judged_by(change) == "first":
         return True
-    k = known_k(incident, change)
+    k = known_k(session, incident, change)
     if k is not None and not is_same_k(newest.drafted / newest.steps, k):
         return False
     return change.across_settings is not None or not has_other_settings(session, incident, change)

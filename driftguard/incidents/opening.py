@@ -144,18 +144,21 @@ def widen(session: Session, stream: Stream, finding: DriftWidened, now: datetime
             f"{ACCEPTANCE[positions_of(joined)]} {verb} in more segments, since {since:%Y-%m-%d %H:%M:%S} "
             f"UTC: {moves}; found {finding.requests_to_alarm} requests after the change"
         )
-        join(session, incident, joined, ChangePoint(finding.change_point, since), reason, now)
+        join(
+            session, incident, joined, ChangePoint(finding.change_point, since, finding.ordinal), reason, now
+        )
 
 
 class ChangePoint(NamedTuple):
-    """The first record of a change, and when that ended."""
+    """The first record of a change, when that ended, and the newest record as the change was told."""
 
     seq: int
     at: datetime
+    named_seq: int
 
     @classmethod
     def of(cls, incident: Incident) -> ChangePoint:
-        return cls(incident.change_point_seq, incident.change_point_at)
+        return cls(incident.change_point_seq, incident.change_point_at, incident.opened_seq)
 
 
 def join(
@@ -170,7 +173,12 @@ def join(
     those that it names already, and that are not back, stay as they are. Whether there were others."""
     named = set(names_of(incident.segments))
     staying = {each.segment for each in incident.segments if each.back_at is None}
-    joined = [replace(each, since=change_point.at) for each in segments if each.segment not in staying]
+    seq, at, named_seq = change_point
+    joined = [
+        replace(each, since=at, since_seq=seq, named_seq=named_seq)
+        for each in segments
+        if each.segment not in staying
+    ]
     if joined:
         again = names_of(joined)
         kept = (each for each in incident.segments if each.segment not in again)
@@ -182,7 +190,7 @@ def join(
         if known.may_be_usual and known.repeats is not None:
             known = replace(known, repeats=replace(known.repeats, differs="more segments changed"))
         # What had changed when it was opened is the same change, seen later where there is less traffic.
-        is_later = change_point.seq > incident.opened_seq
+        is_later = seq > incident.opened_seq
         if is_later and any(not set(each.renamed_from) & named for each in joined):
             known = replace(known, outgrew_cause=True)
         levels = {name: level for name, level in known.levels.items() if name not in again}

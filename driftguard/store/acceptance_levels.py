@@ -209,15 +209,17 @@ class NewestLevel(NamedTuple):
     ended_at: datetime
 
 
+# Each segment after a seq of its own.
+_ASKED = "unnest(CAST(:segments AS text[]), CAST(:after AS bigint[])) AS asked(segment, after)"
 _NEWEST = text(
     f"""
     WITH newest AS (
         SELECT asked.segment, of_segment.*
-        FROM unnest(CAST(:segments AS text[])) AS asked(segment) CROSS JOIN LATERAL (
+        FROM {_ASKED} CROSS JOIN LATERAL (
             SELECT drafted, steps, ended_at,
                    CASE WHEN :by_first THEN {_FIRST_ACCEPTED} ELSE accepted::float8 / drafted END AS x,
                    row_number() OVER (ORDER BY {NEWEST_FIRST}) AS age
-            FROM {newest_records("seq > :after")}
+            FROM {newest_records("seq > asked.after")}
             WHERE read.segment = asked.segment
               AND CASE WHEN :by_first THEN {_TELLS_FIRST} ELSE drafted > 0 END
             ORDER BY {NEWEST_FIRST} LIMIT :most
@@ -234,18 +236,17 @@ _NEWEST = text(
 def newest(
     session: Session,
     stream_id: int,
-    segments: Collection[str],
-    after: int,
+    after: Mapping[str, int],
     sizes: Collection[int],
     *,
     by_first: bool,
 ) -> list[NewestLevel]:
-    """Of as many requests of each segment as each of `sizes` says, or as there are after the seq `after`
-    among the newest MOST_READ; by the first draft token of requests that tell it, or by all."""
+    """Of as many requests of each segment as each of `sizes` says, or as there are after the seq that `after`
+    says for it among the newest MOST_READ; by the first draft token of requests that tell it, or by all."""
     given = {
         "stream_id": stream_id,
-        "segments": list(segments),
-        "after": after,
+        "segments": list(after),
+        "after": list(after.values()),
         "sizes": list(sizes),
         "most": max(sizes),
         "most_read": MOST_READ,
@@ -271,7 +272,7 @@ class LevelAtK(NamedTuple):
 _AT_K = """
     SELECT asked.segment, count(*), sum(drafted)::bigint, sum(steps)::bigint,
            avg(accepted::float8 / drafted), min(k), max(k)
-    FROM unnest(CAST(:segments AS text[])) AS asked(segment) CROSS JOIN LATERAL (
+    FROM {asked} CROSS JOIN LATERAL (
         SELECT drafted, accepted, steps, num_speculative_tokens AS k
         FROM {read}
         WHERE drafted > 0 AND read.segment = asked.segment {condition}
@@ -279,33 +280,52 @@ _AT_K = """
     ) AS of_segment
     GROUP BY asked.segment ORDER BY asked.segment
     """
-_NEWEST_AT_K = text(_AT_K.format(read=newest_records("seq > :after"), order=NEWEST_FIRST, condition=""))
+_NEWEST_AT_K = text(
+    _AT_K.format(asked=_ASKED, read=newest_records("seq > asked.after"), order=NEWEST_FIRST, condition="")
+)
 _FIRST_AT_K = text(
     _AT_K.format(
+        asked=_ASKED,
         read="records AS read",
         order=OLDEST_FIRST,
-        condition=f"AND num_speculative_tokens = :k AND {OF_STREAM} AND kind = :kind AND seq > :after",
+        condition=f"AND num_speculative_tokens = :k AND {OF_STREAM} AND kind = :kind AND seq > asked.after",
     )
 )
 
 
-def newest_k(
-    session: Session, stream_id: int, segments: Collection[str], after: int, most: int
-) -> list[LevelAtK]:
-    """Of the newest requests of each segment, at most so many, after the seq `after` and among the newest
-    MOST_READ."""
-    given = {"stream_id": stream_id, "segments": list(segments), "after": after, "most": most}
+def newest_k(session: Session, stream_id: int, after: Mapping[str, int], most: int) -> list[LevelAtK]:
+    """Of the newest requests of each segment, at most so many, after the seq that `after` says for it and
+    among the newest MOST_READ."""
+    given = {"stream_id": stream_id, "segments": list(after), "after": list(after.values()), "most": most}
     given |= {"kind": kind_of(session, stream_id), "most_read": MOST_READ}
     return [LevelAtK._make(row) for row in session.execute(_NEWEST_AT_K, given)]
 
 
 def first_at_k(
-    session: Session, stream_id: int, segments: Collection[str], after: int, k: int, most: int
-) -> list[LevelAtK]:
-    """Of the first requests of each segment at this K, at most so many, after the seq `after`."""
-    given = {"stream_id": stream_id, "segments": list(segments), "after": after, "k": k, "most": most}
+    session: Session, stream_id: int, segment: str, after: int, k: int, most: int
+) -> LevelAtK | None:
+    """Of the first requests of the segment at this K, at most so many, after the seq `after`; None where
+    there are none."""
+    given = {"stream_id": stream_id, "segments": [segment], "after": [after], "k": k, "most": most}
     given["kind"] = kind_of(session, stream_id)
-    return [LevelAtK._make(row) for row in session.execute(_FIRST_AT_K, given)]
+    row = session.execute(_FIRST_AT_K, given).one_or_none()
+    return None if row is None else LevelAtK._make(row)
+
+
+_K_OF_SPAN = text(
+    f"""
+    SELECT sum(drafted)::float8 / sum(steps) FROM {newest_records(_IN_SPAN)}
+    WHERE drafted > 0 AND steps > 0 AND segment = :segment
+    """  # noqa: S608 (constants only)
+)
+
+
+def k_of_span(session: Session, stream_id: int, segment: str, span: Span) -> float | None:
+    """Draft tokens per step of the segment's requests among the newest of all in the span; None where none is
+    kept."""
+    given = {"stream_id": stream_id, **span._asdict(), "segment": segment, "most_read": _NEWEST_REQUESTS}
+    found: float | None = session.scalar(_K_OF_SPAN, given | {"kind": kind_of(session, stream_id)})
+    return found
 
 
 # As `driftguard.records.verified_at_once`.

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from driftguard.records.documents.incident import names_of
+from driftguard.records.documents.incident import names_of, not_back
 from driftguard.store.database import Database
 from tests.incidents.server import HISTORY, Server, Setup
 
@@ -111,6 +111,33 @@ RENAMED = {"chat": "chat-v2"}
 THREE = {"chat": 0.4, "code": 0.35, "german": 0.25}
 USUAL_OF_THREE = Setup({"chat": 0.75, "code": 0.8, "german": 0.7}, THREE)
 FALLEN_OF_THREE = replace(USUAL_OF_THREE, first={"chat": 0.6, "code": 0.8, "german": 0.7}, names=RENAMED)
+
+
+@pytest.mark.parametrize("tells_positions", [True, False])
+def test_a_segment_that_is_back_at_another_k_is_watched_while_others_are_not(
+    database: Database, tells_positions: bool
+) -> None:
+    """What ends its own fall ends no other's, and does not hide the next one of it."""
+    of_three = replace(USUAL_OF_THREE, tells_positions=tells_positions)
+    fallen = replace(of_three, first={"chat": 0.6, "code": 0.8, "german": 0.5})
+    server = Server(database, 290)
+    for setup in (of_three, of_three, fallen):
+        server.send(1_500, setup)
+    assert set(names_of(server.fall().segments)) == {"chat", "german"}
+    server.send(2 * HISTORY, replace(fallen, k=5))
+    in_part = replace(fallen, k=5, first={"chat": 0.75, "code": 0.8, "german": 0.5})
+    for _ in range(4):
+        server.send(HISTORY, in_part)
+    assert [(fall.state, names_of(not_back(fall.segments))) for fall in server.falls()] == [
+        ("open", ("german",))
+    ]
+    server.send(500, replace(fallen, k=5))
+    assert set(names_of(not_back(server.fall().segments))) == {"german", "chat"}
+    told = server.reasons(server.fall())[-1]
+    assert told.startswith("acceptance fell in more segments"), told
+    for _ in range(3):
+        server.send(500, replace(fallen, k=8))
+    assert set(names_of(not_back(server.fall().segments))) == {"german", "chat"}
 
 
 @pytest.mark.slow

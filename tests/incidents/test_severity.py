@@ -263,7 +263,7 @@ def test_what_joins_a_fall_with_a_harmless_cause_pages_although_nothing_tells_wh
         cost_measurement.update_incident(session, incident, unknown, PAGER, datetime.now(UTC))
         assert incident.severity == "info"
         now = datetime.now(UTC)
-        same, later = (ChangePoint(incident.opened_seq + more, now) for more in (0, 1))
+        same, later = (ChangePoint(seq := incident.opened_seq + more, now, seq) for more in (0, 1))
         rare = replace(other, segment="rare")  # in which the same change is seen late
         incident_severity.join(session, incident, [rare], same, "rare fell as well", now)
         cost_measurement.update_incident(session, incident, unknown, PAGER, now)

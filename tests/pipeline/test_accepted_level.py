@@ -18,7 +18,7 @@ from driftguard.detection.state.codec import from_parts
 from driftguard.incident_lifecycle import IllegalTransition
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
-from driftguard.records.documents.incident import names_of
+from driftguard.records.documents.incident import names_of, not_back
 from driftguard.store import folding, incidents
 from driftguard.store.database import Database
 from driftguard.store.folding import StoredRecord
@@ -166,10 +166,11 @@ TURNED = {**RISEN, "german": 0.35}
 
 
 @pytest.mark.parametrize("accepted", [("down",), ("up", "down")])
-def test_two_incidents_of_one_segment_end_together_and_nothing_accepted_is_left_out(
+def test_what_is_accepted_of_one_incident_leaves_the_other_one_in_that_segment_alone(
     database: Database, accepted: tuple[str, ...]
 ) -> None:
-    """German rose with the others, and then fell: its segment is in both incidents."""
+    """German rose with the others, and then fell: its segment is in both incidents. Nothing that is accepted
+    is left out, and the others' rise goes on."""
     traffic = Traffic(seed=44)
     pipeline = new_pipeline(database)
     store(database, traffic.draw(6000, LEVEL) + traffic.draw(600, RISEN) + traffic.draw(60, TURNED))
@@ -184,13 +185,31 @@ def test_two_incidents_of_one_segment_end_together_and_nothing_accepted_is_left_
     store(database, traffic.draw(6, TURNED))
     fold_all(pipeline)
 
-    ended = {incident.direction: incident for incident in all_incidents(database)}
-    assert {incident.state for incident in ended.values()} == {"resolved"}
-    assert "baselines are learned anew" in (ended["up"].resolution or "") or "up" in accepted
+    after = {incident.direction: incident for incident in all_incidents(database)}
+    assert after["down"].state == "resolved"
     state = state_of(database)
+    if "up" in accepted:
+        assert after["up"].state == "resolved"
+        assert state.incidents == (None, None)
+    else:
+        assert after["up"].state == "open"
+        others = named["up"] - {"german"}
+        assert set(names_of(not_back(after["up"].segments))) == others
+        with database.session() as session:
+            told = incidents.transitions(session, after["up"].id)[-1].reason
+        assert told.startswith("the operator accepted a new level of german: what it accepts is learned anew")
+        assert state.incidents[1] is not None
+        assert set(state.incidents[1].names(state)) == others
     anew = {
         state.names[segment]
         for segment, is_anew in zip(state.segment_of_stratum, state.accepted_anew, strict=True)
         if is_anew
     }
     assert anew == ({"german"} if accepted == ("down",) else named["up"])
+
+    if "up" not in accepted:
+        store(database, traffic.draw(600, TURNED) + traffic.draw(6_000, {**LEVEL, "german": 0.35}))
+        fold_all(pipeline)
+        after = {incident.direction: incident for incident in all_incidents(database)}
+        assert after["up"].state == "resolved"
+        assert str(after["up"].resolution).startswith("acceptance is back at its baseline")

@@ -58,8 +58,8 @@ def test_a_rare_segment_of_a_busy_stream_is_not_looked_for_in_all_that_is_kept(
     with database.session() as session:
         ever, before = Span(0, ABOVE_EVERY_SEQ, oldest), Span(0, len(rare) + 1, oldest)
         spans = [acceptance_levels.of_span(session, 1, span, by_first=False) for span in (ever, before)]
-        now = acceptance_levels.newest(session, 1, ["rare"], 0, [50], by_first=False)
-        at_k = acceptance_levels.newest_k(session, 1, ["rare"], 0, 50)
+        now = acceptance_levels.newest(session, 1, {"rare": 0}, [50], by_first=False)
+        at_k = acceptance_levels.newest_k(session, 1, {"rare": 0}, 50)
         alike = renamed_segments.likenesses(session, 1, {"chat": ABOVE_EVERY_SEQ, "rare": before.end}, oldest)
     assert [{one.segment: one.requests for one in span} for span in spans] == [
         {"chat": 90, "rare": 10},

@@ -41,12 +41,15 @@ def version(stream: Stream) -> ServerVersion:
 READS: dict[str, Read] = {
     "kind_of": lambda session, stream: acceptance_levels.kind_of(session, stream.id),
     "newest": lambda session, stream: acceptance_levels.newest(
-        session, stream.id, SEGMENTS, 0, [50], by_first=False
+        session, stream.id, dict.fromkeys(SEGMENTS, 0), [50], by_first=False
     ),
-    "newest_k": lambda session, stream: acceptance_levels.newest_k(session, stream.id, SEGMENTS, 0, 50),
+    "newest_k": lambda session, stream: acceptance_levels.newest_k(
+        session, stream.id, dict.fromkeys(SEGMENTS, 0), 50
+    ),
     "first_at_k": lambda session, stream: acceptance_levels.first_at_k(
-        session, stream.id, SEGMENTS, 0, 4, 50
+        session, stream.id, SEGMENTS[0], 0, 4, 50
     ),
+    "k_of_span": lambda session, stream: acceptance_levels.k_of_span(session, stream.id, "chat", EVER),
     "told_k": lambda session, stream: acceptance_levels.told_k(session, stream.id, EVER),
     "has_other_settings": lambda session, stream: acceptance_levels.has_other_settings(
         session, stream.id, "chat", Span(0, 0, EVER.oldest), 50

@@ -94,7 +94,11 @@ class OpenIncident:
 
     def of_tests(self, tests: NDArray[np.bool_]) -> OpenIncident:
         """With the segments of these tests [K] only."""
-        own = tests[self.test]
+        return self.of_segments(tests[self.test])
+
+    def of_segments(self, own: NDArray[np.bool_]) -> OpenIncident:
+        """With these of its segments [D] only, and their tests."""
+        tests = np.isin(np.arange(len(self.outcome)), self.test[own])
         columns = {name: getattr(self, name)[own] for name in _OF_SEGMENTS}
         columns |= {name: getattr(self, name)[tests] for name in (*_OF_TESTS, "told")}
         return replace(self, test=(np.cumsum(tests) - 1)[self.test[own]], **columns)
@@ -113,9 +117,13 @@ class OpenIncident:
         """The ordinal from which on one of its segments is changed."""
         return int(self.began[self.segments == segment][0])
 
-    def tested_anew(self, now: int) -> OpenIncident:
-        """With recovery tests that have not begun; `now` as in `untested`."""
-        return replace(self, **untested(len(self.outcome), now))
+    def tested_anew(self, now: int, tests: NDArray[np.bool_] | None = None) -> OpenIncident:
+        """With recovery tests that have not begun, or these [K] of them; `now` as in `untested`."""
+        begun = untested(len(self.outcome), now)
+        if tests is not None:
+            own = {name: tests[:, None] if column.ndim == 2 else tests for name, column in begun.items()}
+            begun = {name: np.where(own[name], begun[name], getattr(self, name)) for name in begun}
+        return replace(self, **begun)
 
 
 _OF_SEGMENTS = ("segments", "evidence", "alarm_ordinal", "began", "halfway")

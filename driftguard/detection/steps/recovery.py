@@ -44,6 +44,7 @@ from driftguard.detection.state.stream_state import (
     DIRECTIONS,
     RECOVERED,
     SILENT,
+    UNTOLD,
     WAITING,
     OpenIncident,
     StreamState,
@@ -51,7 +52,7 @@ from driftguard.detection.state.stream_state import (
 from driftguard.detection.statistics.baseline import Baselines
 from driftguard.detection.statistics.bets import NOT_CUT, Floats, mean_over_bets, running_sums
 from driftguard.detection.statistics.change_point import likeliest_point
-from driftguard.detection.steps.evidence import bets_against, halfway_at_least
+from driftguard.detection.steps.evidence import SMALLEST_GAP, bets_against, halfway_at_least
 from driftguard.detection.steps.expectation import acceptance_over, at_baseline
 
 RECOVERY_LEVEL = 0.01
@@ -142,6 +143,29 @@ def keep_tests(
     return replace(
         incident, wealth=wealth, seen=seen, told=told, halfway=halfway, last_seen=last_seen, outcome=outcome
     )
+
+
+def without_segments(
+    incident: OpenIncident, leaving: NDArray[np.bool_], now: int
+) -> tuple[OpenIncident | None, OpenIncident | None]:
+    """(those of its segments [D] that are `leaving`, the others); None where there are none. `now`: the
+    stream's drafted observations so far.
+
+    What stays of a common test begins anew: its wealth and its midpoint were those of all together.
+    """
+    if not leaving.any():
+        return None, incident
+    if leaving.all():
+        return incident, None
+    left = incident.of_segments(~leaving)
+    together = left.test[np.isin(incident.test, incident.test[leaving])[~leaving]]
+    anew = np.isin(np.arange(len(left.outcome)), together)
+    untold = replace(
+        left.tested_anew(now, anew),
+        told=np.where(anew[:, None], UNTOLD, left.told),
+        halfway=np.where(anew[left.test], SMALLEST_GAP / 2.0, left.halfway),
+    )
+    return incident.of_segments(leaving), untold
 
 
 def requests_until_silent(incident: OpenIncident, before: int, history: int) -> int:

@@ -38,8 +38,9 @@ class ChangedSegment:
     ended at which its acceptance was found back, or another name took its place, while other segments of the
     incident were not back. `across_settings`: where K or other settings have changed since. `silent_at`: the
     seq at which the detector found it silent, where it may go on under another name. `forgotten`: the
-    detector began anew since, and knows nothing of its level before. `since`: when the request ended at which
-    it changed, where it joined the incident; else that is the incident's change point."""
+    detector began anew since, and knows nothing of its level before. `since`, `since_seq`: when the request
+    ended at which it changed, and its seq, where it joined the incident; `named_seq`: the newest record as it
+    joined. Else these are the incident's change point and the record that opened it."""
 
     segment: str
     before: Acceptance
@@ -52,6 +53,8 @@ class ChangedSegment:
     silent_at: int | None = None
     forgotten: bool = False
     since: datetime | None = None
+    since_seq: int | None = None
+    named_seq: int | None = None
 
     def is_compared(self, *, of_alarm: bool) -> bool:
         """Whether a comparison found it, or it is forgotten, so that the detector knows nothing of its level
