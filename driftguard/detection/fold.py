@@ -144,7 +144,7 @@ def _step(
         run.first_alarm(direction, threshold, looked_at - seen - 1)
         for direction, looked_at in enumerate(state.next_alarm)
     ]
-    events = alarms + [test.first_decided() for runs in tests for test in runs.values()]
+    events = alarms + [test.first_event() for runs in tests for test in runs.values()]
     stop = min((place for place in events if place is not None), default=len(part) - 1) + 1
 
     if stop < len(part):

@@ -109,6 +109,52 @@ def test_a_segment_that_is_back_is_watched_again_while_another_is_not() -> None:
     assert max(found) < 200
 
 
+def of_nights(seed: int, *, german_after: float) -> ObservationBatch:
+    """Chat falls and stays fallen; german falls after it, sends nothing for longer than SHORT.history, and is
+    at this level then."""
+    rng = np.random.default_rng(seed)
+    learned, fallen, silent, again = 4_000, 400, 2_500, 2_500
+    german = rng.random(learned + 2 * fallen + silent + again) < 0.3
+    when = np.arange(len(german)) - learned
+    german[(when >= 2 * fallen) & (when < 2 * fallen + silent)] = False
+    means = np.where(when < german * fallen, 0.7, 0.5)
+    means[german & (when >= 2 * fallen)] = german_after
+    return requests(rng, means, ["german" if each else "chat" for each in german])
+
+
+SHORT = DetectorConfig(history=1_000)
+
+
+def test_a_segment_that_sends_again_after_a_silence_is_tested_again_while_another_is_not_back() -> None:
+    for seed in range(5):
+        state, findings = fold_all(of_nights(seed, german_after=0.7), SHORT)
+        over = [each for each in findings if isinstance(each, DriftClosed)]
+        assert [[change.segment for change in each.segments] for each in over] == [["german"]], seed
+        assert [(each.reason, each.left) for each in over] == [("recovered", ("chat",))]
+        assert not widened(findings[findings.index(over[0]) :])
+        degraded = [each.segment for each in describe(SHORT, state).segments if each.verdict == "degraded"]
+        assert degraded == ["chat"]
+
+
+def test_a_segment_that_is_still_fallen_after_a_silence_stays_in_the_incident() -> None:
+    state, findings = fold_all(of_nights(8, german_after=0.5), SHORT)
+    assert not [each for each in findings if isinstance(each, DriftClosed)]
+    assert state.incidents[0] is not None
+    assert set(state.incidents[0].names(state)) == {"chat", "german"}
+
+
+def test_a_silence_in_an_incident_does_not_depend_on_how_observations_are_batched() -> None:
+    batch = of_nights(9, german_after=0.7)
+    whole, findings = fold(SHORT, StreamState(), batch)
+    cuts = np.random.default_rng(10).choice(np.arange(1, len(batch)), 300, replace=False)
+    state, found = StreamState(), []
+    for start, stop in pairwise([0, *sorted(cuts.tolist()), len(batch)]):
+        state, more = fold(SHORT, decode_state(encode_state(state)), batch[start:stop])
+        found += more
+    assert found == findings
+    assert encode_state(state) == encode_state(whole)
+
+
 @pytest.mark.slow
 def test_an_unchanged_segment_joins_no_incident() -> None:
     joined = 0

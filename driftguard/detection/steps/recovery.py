@@ -24,10 +24,11 @@ requests since the alarm gave: it grows towards half the distance while the chan
 its end do not lower it. Each request is bet on by what those before it told. Two requests that did not change
 (UNTOLD) are counted with them: the first few may be alike by chance.
 
-A rise is the mirror image. A segment that sends nothing while the stream sends a whole history of
-requests no longer holds the incident open. Requests with settings that have no baseline from before the
-alarm (another K, another temperature) cannot tell whether a fall is over, but they are no silence: the fall
-may go on in them. A rise, which nobody has to mend, ends where none of its settings is left.
+A rise is the mirror image. A segment that sends nothing while the stream sends a whole history of requests no
+longer holds the incident open; where it sends again while others do, its test goes on. Requests with settings
+that have no baseline from before the alarm (another K, another temperature) cannot tell whether a fall is
+over, but they are no silence: the fall may go on in them. A rise, which nobody has to mend, ends where none
+of its settings is left.
 """
 
 from __future__ import annotations
@@ -68,11 +69,16 @@ class RecoveryRun:
     told: Floats  # [n, 4] of the distance, after each
     halfway: Floats  # [n] after each
     heard: NDArray[np.intp]  # [m] among the T, m >= n
+    was_silent: bool
 
     def first_decided(self) -> int | None:
         """Place among the T requests at which the test is decided, if it is."""
         decided = mean_over_bets(self.path) >= 1.0 / RECOVERY_LEVEL
         return int(self.places[decided.argmax()]) if decided.any() else None
+
+    def first_event(self) -> int | None:
+        """The same, or the place at which its segments send again after a silence."""
+        return int(self.heard[0]) if self.was_silent and len(self.heard) else self.first_decided()
 
 
 def midpoint(rows: Columns, halfway: Floats, *, fall: bool) -> Floats:
@@ -93,7 +99,7 @@ def recovery_bets(
 def run_tests(
     state: StreamState, incident: OpenIncident, base: Baselines, rows: Columns, *, fall: bool
 ) -> dict[int, RecoveryRun]:
-    """Every undecided test of the incident over the requests of a step.
+    """Every undecided test of the incident over the requests of a step, and those of silent segments.
 
     Strata whose baseline was learned after their segment's alarm cannot tell whether the change is over.
     """
@@ -105,7 +111,7 @@ def run_tests(
     heard = test_of[rows.segment]
     tests = np.where(comparable[rows.stratum], heard, -1)
     runs = {}
-    for test in np.flatnonzero(incident.outcome == WAITING):
+    for test in np.flatnonzero(incident.outcome != RECOVERED):
         places = np.flatnonzero(tests == test)
         own = rows[places]
         known = incident.halfway[incident.test == test][:1]
@@ -116,7 +122,8 @@ def run_tests(
         shares = np.array([alpha_spending.share(int(incident.seen[test]) + n) for n in range(len(own))])
         path = running_sums(incident.wealth[test][None], one, bets, shares)
         seen = np.flatnonzero(heard == test) if fall else places
-        runs[int(test)] = RecoveryRun(places, path, told, halfway[1:], seen)
+        was_silent = bool(incident.outcome[test] == SILENT)
+        runs[int(test)] = RecoveryRun(places, path, told, halfway[1:], seen, was_silent)
     return runs
 
 
@@ -136,6 +143,7 @@ def keep_tests(
             halfway[incident.test == test] = run.halfway[done - 1]
         if known := int(np.searchsorted(run.heard, stop)):
             last_seen[test] = before + run.heard[known - 1] + 1
+            outcome[test] = WAITING
         if run.first_decided() == stop - 1:
             outcome[test] = RECOVERED
         elif before + stop - last_seen[test] >= history:
