@@ -35,6 +35,7 @@ from driftguard.detection.state.stream_state import (
     DIRECTIONS,
     LASTED,
     RECOVERED,
+    SILENT,
     WAITING,
     Floats,
     OpenIncident,
@@ -66,13 +67,7 @@ from driftguard.detection.steps.expectation import predicted
 from driftguard.detection.steps.first_part import with_rest_judged
 from driftguard.detection.steps.new_normal import became_normal, learned_anew, parted
 from driftguard.detection.steps.open_incident import looked_again, open_incident, widen_incident
-from driftguard.detection.steps.recovery import (
-    closed,
-    keep_tests,
-    requests_until_silent,
-    run_tests,
-    without_segments,
-)
+from driftguard.detection.steps.recovery import are_back, closed, keep_tests, requests_until_silent, run_tests
 from driftguard.detection.steps.reference_period import (
     check_reference,
     requests_until_check,
@@ -281,16 +276,21 @@ def _alarmed(
 def _after_tests(
     state: StreamState, base: Baselines, incident: OpenIncident, direction: int
 ) -> tuple[StreamState, list[Finding]]:
-    """Ends the incident when none of its recovery tests is undecided. While one is, those segments leave it
-    that have come back: it hides no other change of them."""
-    back, left = incident, None
-    if (incident.outcome == WAITING).any():
-        are_back = incident.outcome == RECOVERED
-        if not are_back.any():
+    """Ends the incident when each of its segments has come back or is silent. While one has not, those that
+    have come back leave it: it hides no other change of them."""
+    recovered = incident.outcome == RECOVERED
+    if not recovered.any() and (incident.outcome[incident.test] == WAITING).any():
+        return _with_incident(state, direction, incident), []
+    rows = history_rows(state)
+    back = are_back(state, base, rows, incident, direction)
+    over, left = incident, None
+    if not (back | (incident.outcome[incident.test] == SILENT)).all():
+        incident = incident.without_common(recovered)
+        if not back.any():
             return _with_incident(state, direction, incident), []
-        back, left = incident.of_tests(are_back), incident.of_tests(~are_back)
-    finding = closed(state, base, history_rows(state), back, direction, left)
-    return _without(state, direction, back, left, finding.ended_at), [finding]
+        over, left = incident.of_segments(back), incident.of_segments(~back)
+    finding = closed(state, base, rows, over, direction, left)
+    return _without(state, direction, over, left, finding.ended_at), [finding]
 
 
 def _with_incident(state: StreamState, direction: int, incident: OpenIncident | None) -> StreamState:
@@ -335,5 +335,7 @@ def leave_incident(state: StreamState, direction: Direction, segments: Collectio
     if incident is None:
         return state
     leaving = np.isin(incident.names(state), [*segments])
-    over, left = without_segments(incident, leaving, int(state.drafted_requests.sum()))
-    return state if over is None else _without(state, place, over, left, state.last_ended_at)
+    if not leaving.any():
+        return state
+    left = None if leaving.all() else incident.of_segments(~leaving)
+    return _without(state, place, incident.of_segments(leaving), left, state.last_ended_at)

@@ -155,6 +155,50 @@ def test_a_silence_in_an_incident_does_not_depend_on_how_observations_are_batche
     assert encode_state(state) == encode_state(whole)
 
 
+def fallen_together(seed: int, still: dict[str, float]) -> ObservationBatch:
+    """Chat and german fall at once, and later lose this."""
+    return traffic(seed, ({}, LEARNED), ({"chat": 0.2, "german": 0.2}, 400), (still, 4_000))
+
+
+@pytest.mark.parametrize(("back", "fallen"), [("chat", "german"), ("german", "chat")])
+def test_of_segments_that_fell_together_the_one_that_is_back_leaves_and_the_other_stays(
+    back: str, fallen: str
+) -> None:
+    found, scopes = [], []
+    for seed in range(10):
+        state, findings = fold_all(fallen_together(seed, {fallen: 0.2}), CONFIG)
+        findings = [each for each in findings if isinstance(each, DriftOpened | DriftClosed)]
+        opened, *over = [each for each in findings if each.ordinal > LEARNED]
+        assert isinstance(opened, DriftOpened)
+        assert [{change.segment for change in each.segments} & {back, fallen} for each in over] == [{back}]
+        assert [isinstance(each, DriftClosed) and fallen in each.left for each in over] == [True]
+        assert state.incidents[0] is not None
+        assert fallen in state.incidents[0].names(state)
+        scopes.append(opened.scope)
+        found.append(over[0].ordinal - LEARNED - 400)
+    print(f"seeds 0..9: back after {found} requests, {scopes}")
+    assert scopes.count("stream") >= 5
+    assert max(found) < 1_500
+
+
+def test_segments_that_fell_together_and_are_back_together_leave_together() -> None:
+    """Also the rare one, which by itself tells it much later."""
+    for seed in range(5):
+        batch = traffic(
+            seed, ({}, LEARNED), (dict(zip(NAMES, (0.2, 0.2, 0.2), strict=True)), 400), ({}, 1_000)
+        )
+        state, findings = fold_all(batch, CONFIG)
+        opened, *over = [
+            each
+            for each in findings
+            if isinstance(each, DriftOpened | DriftClosed) and each.ordinal > LEARNED
+        ]
+        assert isinstance(opened, DriftOpened)
+        if opened.scope == "stream" and len(opened.segments) == len(NAMES):
+            assert max(each.ordinal for each in over) < LEARNED + 400 + 600
+            assert state.incidents[0] is None
+
+
 @pytest.mark.slow
 def test_an_unchanged_segment_joins_no_incident() -> None:
     joined = 0

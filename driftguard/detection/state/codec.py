@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from driftguard.detection.state.history import COMPACT_ROWS, FLOATS, WHOLE, History, Piece, row_of
-from driftguard.detection.state.stream_state import GROWN, UNTOLD, OpenIncident, StreamState
+from driftguard.detection.state.stream_state import ALONE, GROWN, UNTOLD, OpenIncident, StreamState
 from driftguard.detection.statistics.factors import NOT_BEGUN, Profile
 from driftguard.detection.statistics.sessions import OpenSessions, with_newest
 from driftguard.detection.statistics.turns import KEPT, OF_TURNS, with_wandering
@@ -112,6 +112,8 @@ class _Incident(msgspec.Struct, array_like=True):
     outcome: _Array
     told: _Array | None = None  # not in states of before
     began: _Array | None = None  # nor this
+    # Nor this: each test was of one segment, or of all together, and `halfway` was of segments.
+    common: _Array | None = None
 
 
 class _State(msgspec.Struct, array_like=True):
@@ -258,6 +260,9 @@ def _unpack(value: Any) -> Any:
             columns["told"] = np.tile(UNTOLD, (len(columns["seen"]), 1))
         if value.began is None:
             columns["began"] = np.full(len(columns["segments"]), value.change_point)
+        if value.common is None:
+            columns["common"] = np.full(len(columns["segments"]), ALONE)
+            columns["halfway"] = columns["halfway"][np.unique(columns["test"], return_index=True)[1]]
         return OpenIncident(**columns)
     if isinstance(value, _Profile):
         columns = {item.name: _unpack(getattr(value, item.name)) for item in fields(Profile)}

@@ -50,6 +50,7 @@ DIRECTIONS: tuple[Direction, Direction] = ("down", "up")
 NOT_READY = -1
 OPERATOR, LASTED = 1, 2  # why a level was accepted as normal
 WAITING, RECOVERED, SILENT = 0, 1, 2  # outcomes of one recovery test (recovery.py)
+ALONE = -1  # a segment that takes part in no common test
 AT_ONCE, POSSIBLY, CERTAINLY = 0, 1, 2  # whether a change came gradually, as it was told
 NEVER = 2**62  # above every count of observations
 # Of a distance between before and after: requests, fresh^2, fresh x moved, moved^2, see recovery.py
@@ -61,8 +62,8 @@ GROWN = SUMS + CELLS + LEVEL  # sums over requests, how many of each cell of eac
 class OpenIncident:
     """A change that was reported and is not over.
 
-    D changed segments, strongest evidence first, then those that joined it. Each belongs to one of K recovery
-    tests: its own, or one common test when the alarm came from the stream as a whole.
+    D changed segments, strongest evidence first, then those that joined it. Each has one of the K recovery
+    tests to itself. Those of an alarm that came from the stream as a whole also take part in a common one.
     """
 
     opened_ordinal: int
@@ -76,8 +77,9 @@ class OpenIncident:
     evidence: Floats  # [D] each segment's sum M_c at the alarm
     alarm_ordinal: Ints  # [D] at which the segment was named
     began: Ints  # [D] ordinal at which it changed: later than `change_point` where it joined
-    halfway: Floats  # [D] of the distance between before and after, per request, as far as is sure; above 0
-    test: Ints  # [D] index of the recovery test
+    test: Ints  # [D] index of its own recovery test
+    common: Ints  # [D] index of the one that it takes part in, or ALONE
+    halfway: Floats  # [K] of the distance between before and after, per request, as far as is sure; above 0
     wealth: Floats  # [K, BETS]
     seen: Ints  # [K] requests tested
     last_seen: Ints  # [K] count of the stream's drafted observations when last seen
@@ -88,20 +90,38 @@ class OpenIncident:
         """With the segments of `more` and their tests."""
         columns: dict[str, Any] = {
             name: np.concatenate([getattr(self, name), getattr(more, name)])
-            for name in (*_OF_SEGMENTS, *_OF_TESTS, "told")
+            for name in (*_OF_SEGMENTS, *_OF_TESTS)
         }
-        return replace(self, test=np.concatenate([self.test, more.test + len(self.outcome)]), **columns)
-
-    def of_tests(self, tests: NDArray[np.bool_]) -> OpenIncident:
-        """With the segments of these tests [K] only."""
-        return self.of_segments(tests[self.test])
+        tests = len(self.outcome)
+        columns["test"] = np.concatenate([self.test, more.test + tests])
+        shared = np.where(more.common == ALONE, ALONE, more.common + tests)
+        columns["common"] = np.concatenate([self.common, shared])
+        return replace(self, **columns)
 
     def of_segments(self, own: NDArray[np.bool_]) -> OpenIncident:
         """With these of its segments [D] only, and their tests."""
-        tests = np.isin(np.arange(len(self.outcome)), self.test[own])
+        tests = self.tests_of(own)
         columns = {name: getattr(self, name)[own] for name in _OF_SEGMENTS}
-        columns |= {name: getattr(self, name)[tests] for name in (*_OF_TESTS, "told")}
-        return replace(self, test=(np.cumsum(tests) - 1)[self.test[own]], **columns)
+        columns |= {name: getattr(self, name)[tests] for name in _OF_TESTS}
+        place = np.cumsum(tests) - 1
+        common = self.common[own]
+        columns |= {"test": place[self.test[own]], "common": np.where(common == ALONE, ALONE, place[common])}
+        return replace(self, **columns)
+
+    def tests_of(self, own: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Those [K] of these of its segments [D]."""
+        return np.isin(np.arange(len(self.outcome)), np.concatenate([self.test[own], self.common[own]]))
+
+    def without_common(self, tests: NDArray[np.bool_]) -> OpenIncident:
+        """With segments that take no part any more in what of these tests [K] is a common one."""
+        done = (self.common != ALONE) & tests[self.common]
+        everything = np.ones(len(self.segments), dtype=np.bool_)
+        return replace(self, common=np.where(done, ALONE, self.common)).of_segments(everything)
+
+    def members(self, test: int) -> NDArray[np.bool_]:
+        """Which of its segments [D] a test is of."""
+        own: NDArray[np.bool_] = (self.test == test) | (self.common == test)
+        return own
 
     def names(self, state: StreamState) -> tuple[str, ...]:
         """Of its segments."""
@@ -117,23 +137,24 @@ class OpenIncident:
         """The ordinal from which on one of its segments is changed."""
         return int(self.began[self.segments == segment][0])
 
-    def tested_anew(self, now: int, tests: NDArray[np.bool_] | None = None) -> OpenIncident:
-        """With recovery tests that have not begun, or these [K] of them; `now` as in `untested`."""
-        begun = untested(len(self.outcome), now)
-        if tests is not None:
-            own = {name: tests[:, None] if column.ndim == 2 else tests for name, column in begun.items()}
-            begun = {name: np.where(own[name], begun[name], getattr(self, name)) for name in begun}
-        return replace(self, **begun)
+    def tested_anew(self, now: int) -> OpenIncident:
+        """With recovery tests that have not begun; `now` as in `untested`."""
+        return replace(self, **untested(len(self.outcome), now))
 
 
-_OF_SEGMENTS = ("segments", "evidence", "alarm_ordinal", "began", "halfway")
-_OF_TESTS = ("wealth", "seen", "last_seen", "outcome")
+_OF_SEGMENTS = ("segments", "evidence", "alarm_ordinal", "began")
+_OF_TESTS = ("halfway", "wealth", "seen", "last_seen", "outcome", "told")
 
 
 def untested(tests: int, now: int) -> dict[str, Any]:
     """Columns of an incident's tests that have not begun; `now`: the stream's drafted observations so far."""
     zero = np.zeros(tests, dtype=np.int64)
-    return dict(zip(_OF_TESTS, (np.zeros((tests, BETS)), zero, zero + now, zero + WAITING), strict=True))
+    return {
+        "wealth": np.zeros((tests, BETS)),
+        "seen": zero,
+        "last_seen": zero + now,
+        "outcome": zero + WAITING,
+    }
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -14,7 +14,14 @@ import numpy as np
 
 from driftguard.detection.findings import DriftClosed, SegmentChange
 from driftguard.detection.state.columns import Columns, history_rows
-from driftguard.detection.state.stream_state import DIRECTIONS, NOT_READY, WAITING, OpenIncident, StreamState
+from driftguard.detection.state.stream_state import (
+    ALONE,
+    DIRECTIONS,
+    NOT_READY,
+    WAITING,
+    OpenIncident,
+    StreamState,
+)
 from driftguard.detection.statistics.baseline import FIRST_CHECK, REQUESTS
 from driftguard.detection.statistics.sessions import KNOWN, OpenSessions
 from driftguard.detection.statistics.windows import WINDOW_REFERENCE
@@ -34,14 +41,17 @@ def parted(state: StreamState, rise: OpenIncident) -> tuple[OpenIncident | None,
     enough = LASTS_REQUESTS
     if state.of_windows[own].all():
         enough = min(LASTS_TIMES * int(state.reference[own, REQUESTS].max()), LASTS_WINDOWS)
-    waiting = rise.outcome == WAITING
-    lasts = waiting & (rise.seen >= enough)
+    waiting = rise.outcome[rise.test] == WAITING
+    seen = rise.seen[rise.test]
+    shared = rise.common != ALONE
+    seen[shared] = rise.seen[rise.common[shared]]
+    lasts = waiting & (seen >= enough)
     fall = state.incidents[0]
     if fall is not None:
-        lasts[rise.test[np.isin(rise.segments, fall.segments)]] = False
+        lasts &= ~np.isin(rise.segments, fall.segments)
     if not lasts.any():
         return None, rise
-    return (rise, None) if lasts[waiting].all() else (rise.of_tests(lasts), rise.of_tests(~lasts))
+    return (rise, None) if lasts[waiting].all() else (rise.of_segments(lasts), rise.of_segments(~lasts))
 
 
 def became_normal(

@@ -17,6 +17,7 @@ from driftguard.detection.findings import (
 )
 from driftguard.detection.state.columns import SECONDS_PER_DAY, Columns
 from driftguard.detection.state.stream_state import (
+    ALONE,
     AT_ONCE,
     CERTAINLY,
     DIRECTIONS,
@@ -350,17 +351,17 @@ def _gradual(
 
 def _tests(alarm: _Alarm, after: Columns, changed: list[int], *, common: bool) -> dict[str, Any]:
     """The columns of an incident for its recovery tests, none of which has begun: one for each of the changed
-    segments, or one of all in common."""
+    segments, and one of all in `common`."""
     own = [after.segment == code for code in changed]
-    if common:
-        own = [np.logical_or.reduce(own)]
-    known = [_told(alarm, after[np.flatnonzero(rows)]) for rows in own]
-    test = np.zeros(len(changed), dtype=np.int64) if common else np.arange(len(changed))
+    shared = common and len(changed) > 1
+    tested = [*own, np.logical_or.reduce(own)] if shared else own
+    told, halfway = zip(*(_told(alarm, after[np.flatnonzero(rows)]) for rows in tested), strict=True)
     return {
-        "halfway": np.array([half for _, half in known])[test],
-        "test": test,
-        "told": np.stack([told for told, _ in known]),
-        **untested(len(own), int(alarm.state.drafted_requests.sum())),
+        "test": np.arange(len(changed)),
+        "common": np.full(len(changed), len(changed) if shared else ALONE),
+        "halfway": np.array(halfway),
+        "told": np.stack(told),
+        **untested(len(tested), int(alarm.state.drafted_requests.sum())),
     }
 
 

@@ -15,7 +15,14 @@ the probability that an unrecovered segment is ever called recovered is at most 
 was called so by mistake raises its alarm anew. An incident closes when every changed segment has
 recovered, so the level holds for it without correction (the rejections are intersected). The price of the
 shares is a delay that grows with the logarithm of the incident's length.
+
 Paper: Ramdas, Grunwald, Vovk, Shafer 2023, "Game-theoretic statistics and safe anytime-valid inference".
+
+**Segments of an alarm that came from the stream as a whole** are tested in common as well: what breaks all at
+once is mostly mended at once, and all together show it sooner. The guarantee is then that of their requests
+together. Of these segments those stay whose own requests since the common return lie, on average, on the
+fallen side of their own midpoint: no level, but one that sends too little to tell is watched again, and one
+that is still fallen raises its alarm anew.
 
 **The midpoint** is known no better than the distance between before and after. At the alarm few requests tell
 that, and the worst ones at that: where some requests fall and others do not, twice the true distance is
@@ -42,10 +49,10 @@ from driftguard import alpha_spending
 from driftguard.detection.findings import DriftClosed, SegmentChange
 from driftguard.detection.state.columns import Columns
 from driftguard.detection.state.stream_state import (
+    ALONE,
     DIRECTIONS,
     RECOVERED,
     SILENT,
-    UNTOLD,
     WAITING,
     OpenIncident,
     StreamState,
@@ -53,7 +60,7 @@ from driftguard.detection.state.stream_state import (
 from driftguard.detection.statistics.baseline import Baselines
 from driftguard.detection.statistics.bets import NOT_CUT, Floats, mean_over_bets, running_sums
 from driftguard.detection.statistics.change_point import likeliest_point
-from driftguard.detection.steps.evidence import SMALLEST_GAP, bets_against, halfway_at_least
+from driftguard.detection.steps.evidence import SMALLEST_WEIGHT, bets_against, halfway_at_least
 from driftguard.detection.steps.expectation import acceptance_over, at_baseline
 
 RECOVERY_LEVEL = 0.01
@@ -103,27 +110,24 @@ def run_tests(
 
     Strata whose baseline was learned after their segment's alarm cannot tell whether the change is over.
     """
-    test_of = np.full(len(state.names), -1)
     alarm_of = np.zeros(len(state.names), dtype=np.int64)
-    test_of[incident.segments] = incident.test
     alarm_of[incident.segments] = incident.alarm_ordinal
-    comparable = state.ready & (state.ready_ordinal <= alarm_of[state.segment_of_stratum])
-    heard = test_of[rows.segment]
-    tests = np.where(comparable[rows.stratum], heard, -1)
+    comparable = (state.ready & (state.ready_ordinal <= alarm_of[state.segment_of_stratum]))[rows.stratum]
     runs = {}
-    for test in np.flatnonzero(incident.outcome != RECOVERED):
-        places = np.flatnonzero(tests == test)
+    for test in np.flatnonzero(incident.outcome != RECOVERED).tolist():
+        heard = np.isin(rows.segment, incident.segments[incident.members(test)])
+        places = np.flatnonzero(heard & comparable)
         own = rows[places]
-        known = incident.halfway[incident.test == test][:1]
+        known = incident.halfway[test : test + 1]
         told, least = halfway_at_least(state, base, own, incident.told[test], rise=not fall)
         halfway = np.maximum.accumulate(np.concatenate([known, least]))
         bets = recovery_bets(state, base, own, halfway[: len(own)], fall=fall)
         one = np.zeros(len(own), dtype=np.intp)
         shares = np.array([alpha_spending.share(int(incident.seen[test]) + n) for n in range(len(own))])
         path = running_sums(incident.wealth[test][None], one, bets, shares)
-        seen = np.flatnonzero(heard == test) if fall else places
+        seen = np.flatnonzero(heard) if fall else places
         was_silent = bool(incident.outcome[test] == SILENT)
-        runs[int(test)] = RecoveryRun(places, path, told, halfway[1:], seen, was_silent)
+        runs[test] = RecoveryRun(places, path, told, halfway[1:], seen, was_silent)
     return runs
 
 
@@ -140,7 +144,7 @@ def keep_tests(
             wealth[test] = run.path[done - 1]
             seen[test] += done
             told[test] = run.told[done - 1]
-            halfway[incident.test == test] = run.halfway[done - 1]
+            halfway[test] = run.halfway[done - 1]
         if known := int(np.searchsorted(run.heard, stop)):
             last_seen[test] = before + run.heard[known - 1] + 1
             outcome[test] = WAITING
@@ -153,27 +157,46 @@ def keep_tests(
     )
 
 
-def without_segments(
-    incident: OpenIncident, leaving: NDArray[np.bool_], now: int
-) -> tuple[OpenIncident | None, OpenIncident | None]:
-    """(those of its segments [D] that are `leaving`, the others); None where there are none. `now`: the
-    stream's drafted observations so far.
+def are_back(
+    state: StreamState, base: Baselines, rows: Columns, incident: OpenIncident, direction: int
+) -> NDArray[np.bool_]:
+    """Which of its segments [D] have come back, by `rows` (the history as columns): those whose own test says
+    so, and of a common one that does those whose own requests since then do not say otherwise."""
+    back: NDArray[np.bool_] = incident.outcome[incident.test] == RECOVERED
+    for test in np.unique(incident.common[incident.common != ALONE]).tolist():
+        if incident.outcome[test] == RECOVERED:
+            members = incident.common == test
+            back[members] |= ~_not_back(state, base, rows, incident, test, direction)[members]
+    return back
 
-    What stays of a common test begins anew: its wealth and its midpoint were those of all together.
-    """
-    if not leaving.any():
-        return None, incident
-    if leaving.all():
-        return incident, None
-    left = incident.of_segments(~leaving)
-    together = left.test[np.isin(incident.test, incident.test[leaving])[~leaving]]
-    anew = np.isin(np.arange(len(left.outcome)), together)
-    untold = replace(
-        left.tested_anew(now, anew),
-        told=np.where(anew[:, None], UNTOLD, left.told),
-        halfway=np.where(anew[left.test], SMALLEST_GAP / 2.0, left.halfway),
+
+def _not_back(
+    state: StreamState, base: Baselines, rows: Columns, incident: OpenIncident, test: int, direction: int
+) -> NDArray[np.bool_]:
+    """Which of the segments [D] of a common test accept, since all of them together came back, on average
+    less (after a rise: more) than halfway between before and after: by its lower bound, or, where that is
+    further, as far as their requests from the change until then lay off on average."""
+    codes, segments, fall = incident.segments, len(state.names), direction == 0
+    own = rows[np.flatnonzero(np.isin(rows.segment, codes[incident.common == test]))]
+    own = own[
+        np.flatnonzero((own.ordinal >= incident.since(segments)[own.segment]) & state.ready[own.stratum])
+    ]
+    alarm = np.zeros(segments, dtype=np.int64)
+    alarm[codes] = incident.alarm_ordinal
+    later = np.flatnonzero(own.ordinal > alarm[own.segment])
+    halfway = np.full(len(later), incident.halfway[test])
+    begun = later[likeliest_point(recovery_bets(state, base, own[later], halfway, fall=fall))]
+    fallen, since = own[:begun], own[begun:]
+    moved = fallen.fresh * (fallen.expected - fallen.x if fall else fallen.x - fallen.expected)
+    weight = np.bincount(fallen.segment, weights=fallen.fresh**2, minlength=segments)
+    mean = np.bincount(fallen.segment, weights=moved, minlength=segments) / np.maximum(
+        weight, SMALLEST_WEIGHT
     )
-    return incident.of_segments(leaving), untold
+    half = mean / 2.0
+    half[codes] = np.maximum(half[codes], incident.halfway[incident.test])
+    beyond = since.x - midpoint(since, half[since.segment], fall=fall)
+    total = np.bincount(since.segment, weights=beyond if fall else -beyond, minlength=segments)
+    return total[codes] < 0.0
 
 
 def requests_until_silent(incident: OpenIncident, before: int, history: int) -> int:
@@ -219,7 +242,7 @@ def _back(
     own = rows[np.flatnonzero((rows.segment == code) & since & state.ready[rows.stratum])]
     if len(own) == 0:
         return None
-    halfway = np.full(len(own), incident.halfway[place])
+    halfway = np.full(len(own), incident.halfway[incident.test[place]])
     begun = likeliest_point(recovery_bets(state, base, own, halfway, fall=direction == 0))
     back = own[begun:]
     after = acceptance_over(state, back)

@@ -10,6 +10,7 @@ import pytest
 
 from driftguard.detection import DriftClosed, DriftOpened, OtherVersion, StreamState, UnreadableState
 from driftguard.detection.state.codec import MAGIC, VERSION, _State, decode_state, encode_state
+from driftguard.detection.state.stream_state import OpenIncident
 from driftguard.detection.statistics.turns import KEPT, LEARNED, LEVEL, OF_TURNS, STEPS, TERMS
 from tests.detection.traffic import fold_all, growing_sessions, requests
 
@@ -55,7 +56,7 @@ def test_a_state_of_before_goes_on(stored: bytes, fewer: int) -> None:
     assert encode_state(before) == stored
 
 
-@pytest.mark.parametrize("fewer", [1, 2])  # when each segment changed; and the distance
+@pytest.mark.parametrize("fewer", [1, 2, 3])  # common tests; and when each changed; and the distance
 def test_an_incident_that_was_open_before_all_of_it_was_kept_goes_on(fewer: int) -> None:
     rng = np.random.default_rng(2)
     fallen = fold_all(requests(rng, np.repeat([0.8, 0.5], [3_000, 400])))[0]
@@ -69,6 +70,30 @@ def test_an_incident_that_was_open_before_all_of_it_was_kept_goes_on(fewer: int)
     ended = [finding.ordinal for finding in findings if isinstance(finding, DriftClosed)]
     assert len(ended) == 1
     assert ended[0] > 4_000
+
+
+def test_an_incident_of_before_whose_only_test_was_of_all_segments_together_goes_on() -> None:
+    rng = np.random.default_rng(4)
+    names = ["chat", "german"]
+    means = np.repeat([0.8, 0.5], [3_000, 400])
+    fallen = fold_all(requests(rng, means, [names[each] for each in rng.integers(0, 2, 3_400)]))[0]
+    incident = fallen.incidents[0]
+    assert incident is not None
+    assert incident.common.tolist() == [2, 2]
+    columns = {item.name: getattr(incident, item.name) for item in fields(incident)}
+    columns |= {
+        name: columns[name][2:] for name in ("halfway", "wealth", "seen", "last_seen", "outcome", "told")
+    }
+    columns |= {"test": np.zeros(2, dtype=np.int64), "halfway": np.repeat(columns["halfway"], 2)}
+    before = replace(fallen, incidents=(OpenIncident(**columns), None))
+    wire = msgspec.msgpack.decode(encode_state(before)[HEADER:])
+    place = [item.name for item in fields(StreamState)].index("incidents")
+    wire[place][0] = wire[place][0][:-1]
+    segments = [names[each] for each in rng.integers(0, 2, 900)]
+    more = requests(rng, np.full(900, 0.8), segments, first_ordinal=3_401)
+    findings = fold_all(more, state=decode_state(written(wire)))[1]
+    (ended,) = [finding for finding in findings if isinstance(finding, DriftClosed)]
+    assert {change.segment for change in ended.segments} == set(names)
 
 
 def test_a_state_that_knows_no_turns_yet_goes_on() -> None:
