@@ -94,7 +94,7 @@ def _status(item: Standing, facts: _Facts) -> StreamStatus:
         verdict=verdict,
         acceptance_verdict=item.acceptance_verdict,
         text="",
-        since=held.since if held else _since(None if verdict == "speculation_loses" else summary, incident),
+        since=held.since if held else _since(verdict, summary, incident),
         in_service=item.in_service,
         target_in_service=item.target_in_service,
         draft_in_service=item.draft_in_service,
@@ -158,8 +158,12 @@ def _is_outdated(item: Standing, measured: cost_measurement.Measured) -> bool:
     return cost_measurement.is_outdated(item.stream.last_seen_at, measured.at)
 
 
-def _since(summary: StreamSummary | None, incident: Incident | None) -> datetime | None:
-    if incident is not None:
+def _since(verdict: str, summary: StreamSummary | None, incident: Incident | None) -> datetime | None:
+    """Not since an incident that is open and is not why the stream has this verdict: drafting may stop, or
+    speculation begin to lose, days after acceptance changed."""
+    if verdict == "speculation_loses":
+        return incident.change_point_at if incident is not None and incident.evidence.goodput else None
+    if incident is not None and verdict != "drafting_stopped":
         return incident.change_point_at
     if summary is None or summary.since is None:
         return None

@@ -130,6 +130,27 @@ def test_requests_without_drafts_are_no_silence(database: Database) -> None:
     assert [item.verdict for item in statuses(database, traffic.clock)] == ["drafting_stopped"]
 
 
+def test_drafting_that_stopped_days_after_a_fall_says_since_when_it_has(database: Database) -> None:
+    traffic = Traffic(seed=91)
+    pipeline = Pipeline(database, CONFIG, Metrics())
+    arrive(database, traffic, traffic.draw(1000, GOOD) + traffic.draw(300, BAD))
+    while pipeline.fold_batch():
+        pass
+    (fallen,) = statuses(database, traffic.clock)
+    assert fallen.verdict == "degraded"
+    traffic.clock += timedelta(days=2)
+    arrive(database, traffic, traffic.draw(50, BAD))
+    drafted_last = traffic.clock
+    none = {"steps": 0, "drafted": 0, "accepted": 0, "emitted": 0}
+    arrive(database, traffic, [msgspec.structs.replace(record, **none) for record in traffic.draw(200, GOOD)])
+    while pipeline.fold_batch():
+        pass
+    (found,) = statuses(database, traffic.clock)
+    assert (found.verdict, found.incident_id) == ("drafting_stopped", fallen.incident_id)
+    assert found.since is not None
+    assert abs(found.since - drafted_last) < timedelta(minutes=1)
+
+
 @pytest.mark.parametrize("slow", [timedelta(minutes=7), timedelta(minutes=-3)])
 def test_the_clock_of_a_live_source_does_not_make_it_stale(database: Database, slow: timedelta) -> None:
     traffic = Traffic(seed=97)
