@@ -89,7 +89,6 @@ def _given_twice(names: Sequence[str]) -> str | None:
 Fraction = Annotated[float, Field(ge=0, le=1)]
 PositiveInt = Annotated[int, Field(ge=1)]
 Days = Annotated[int, Field(ge=1, le=36_500)]  # dates end with the year 9999, and begin with the year 1
-PositiveFloat = Annotated[float, Field(gt=0)]
 Interval = Annotated[float, Field(gt=0, le=365 * 86_400)]  # seconds; no clock adds up to infinity
 Text = Annotated[str, Field(min_length=1, max_length=256)]
 FalseAlarmScope = Literal["stream", "fleet"]
@@ -198,7 +197,8 @@ class RetentionSettings(_Group):
 
 
 class DetectionSettings(_Group):
-    false_alarm_days: PositiveFloat = Field(
+    # As DetectorConfig takes them: else the sidecar alone would refuse them.
+    false_alarm_days: Annotated[float, Field(ge=1e-6, le=1e9)] = Field(
         90.0, description="At most one false page in this many days, at the measured traffic."
     )
     false_alarm_scope: FalseAlarmScope = Field(
@@ -206,14 +206,16 @@ class DetectionSettings(_Group):
         description='Scope of false_alarm_days: "stream", each stream; "fleet", all streams in service '
         "together, which detects a change of a single stream a little later.",
     )
-    false_alarm_minimum_requests: PositiveFloat = Field(
+    false_alarm_minimum_requests: Annotated[float, Field(ge=100, le=1e15)] = Field(
         100_000.0, description="The expected number of requests to a false alarm is never set below this."
     )
-    minimum_drop: Annotated[float, Field(gt=0, lt=1)] = Field(
+    minimum_drop: Annotated[float, Field(ge=0.002, le=0.9)] = Field(
         0.05,
         description="Smallest drop in acceptance worth detecting; sets the size of the reference period.",
     )
-    ignore: Fraction = Field(0.005, description="Changes of acceptance smaller than this are never reported.")
+    ignore: Annotated[float, Field(ge=0, le=0.5)] = Field(
+        0.005, description="Changes of acceptance smaller than this are never reported."
+    )
 
 
 class CaptureSettings(_Group):
@@ -297,7 +299,7 @@ class RetrainingSettings(_Group):
     aim_requests: PositiveInt = Field(
         512, description="Captured requests of the changed segments to wait for."
     )
-    wait_seconds: PositiveFloat = Field(
+    wait_seconds: Interval = Field(
         3_600.0, description="Longest wait for aim_requests; then minimum_requests suffice."
     )
     steps: PositiveInt = Field(150, description="Optimiser steps of one distillation.")
@@ -332,10 +334,10 @@ class RetrainingSettings(_Group):
     promote_webhook_key: Key | None = Field(
         None, description="Bearer token for promote_webhook, if it needs one."
     )
-    promote_timeout_seconds: PositiveFloat = Field(
+    promote_timeout_seconds: Interval = Field(
         600.0, description="Longest time for promote_command to end, or for promote_webhook to accept."
     )
-    promote_wait_seconds: PositiveFloat = Field(
+    promote_wait_seconds: Interval = Field(
         1_800.0, description="Longest wait, after that, for records of the requested draft."
     )
 
@@ -358,7 +360,7 @@ class DiagnosisSettings(_Group):
         description="Score captured requests from before and after a fall with the registered target and "
         "draft: whether the engine still accepts what these account for.",
     )
-    score_seconds: PositiveFloat = Field(
+    score_seconds: Interval = Field(
         600.0,
         description="Longest time for scoring the captures of one incident; those done by then count.",
     )
@@ -393,7 +395,7 @@ class ScrapingSettings(_Group):
     interval_seconds: Annotated[Interval, Field(ge=1)] = Field(
         15.0, description="Time between two scrapes of a server."
     )
-    timeout_seconds: PositiveFloat = Field(5.0, description="Longest wait for the metrics of a server.")
+    timeout_seconds: Interval = Field(5.0, description="Longest wait for the metrics of a server.")
 
 
 class ProbeTargetSettings(_Group):
@@ -421,7 +423,7 @@ class ProbeSettings(_Group):
     interval_seconds: Interval = Field(
         3_600.0, description="Time between two replays on one server, while it has traffic."
     )
-    pause_seconds: Annotated[float, Field(ge=0)] = Field(
+    pause_seconds: Annotated[float, Field(ge=0, le=365 * 86_400)] = Field(
         0.5, description="Pause between two probes, so that users hardly notice them."
     )
     ask_twice: bool = Field(
@@ -429,7 +431,7 @@ class ProbeSettings(_Group):
         description="Ask each canary prompt again at once, when the server has it in its prefix cache.",
     )
     max_tokens: PositiveInt = Field(64, description="Tokens of one answer to a probe.")
-    timeout_seconds: PositiveFloat = Field(60.0, description="Longest wait for one answer to a probe.")
+    timeout_seconds: Interval = Field(60.0, description="Longest wait for one answer to a probe.")
 
     @model_validator(mode="after")
     def _targets_have_names_of_their_own(self) -> Self:
@@ -562,8 +564,8 @@ class ProxySettings(_Group):
         description="Set it if the upstream adds usage to every stream without being asked (vLLM: "
         "--enable-force-include-usage), so that it is not removed.",
     )
-    connect_timeout_seconds: PositiveFloat = Field(5.0, description="Longest wait for a connection upstream.")
-    read_timeout_seconds: PositiveFloat = Field(
+    connect_timeout_seconds: Interval = Field(5.0, description="Longest wait for a connection upstream.")
+    read_timeout_seconds: Interval = Field(
         600.0, description="Longest time without data from the upstream within a request."
     )
     max_inspected_bytes: PositiveInt = Field(
@@ -577,7 +579,7 @@ class ProxySettings(_Group):
     max_queued_records: PositiveInt = Field(
         10_000, description="Records waiting in memory for the sidecar; the oldest are dropped beyond that."
     )
-    shutdown_grace_seconds: PositiveFloat = Field(
+    shutdown_grace_seconds: Interval = Field(
         30.0, description="Time for requests in flight to finish when the proxy is stopped."
     )
 

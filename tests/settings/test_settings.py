@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+from math import inf, nan
 from pathlib import Path
 
 import pytest
 
+from driftguard.app import detector_config
 from driftguard.errors import BadSettings
 from driftguard.settings import ORDER_VARIABLES, Settings
 from driftguard.settings.loading import CONFIG_VARIABLE, describe_settings, load_settings
@@ -192,6 +194,48 @@ def test_a_wrong_file_is_refused_by_name(tmp_path: Path, toml: str, words: str) 
         load_settings(write(tmp_path / "d.toml", toml))
     assert words in str(refusal.value)
     assert "hunter2" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [
+        ("false_alarm_days", 1e-6, 1e9),
+        ("false_alarm_minimum_requests", 100.0, 1e15),
+        ("minimum_drop", 0.002, 0.9),
+        ("ignore", 0.0, 0.5),
+    ],
+)
+def test_what_the_detector_would_refuse_is_refused_by_its_name_in_the_settings(
+    tmp_path: Path, name: str, least: float, most: float
+) -> None:
+    for bound in (least, most):
+        detector_config(load_settings(write(tmp_path / "c.toml", f"detection.{name} = {bound!r}")))
+    for beyond in (least * 0.99 - 1e-9, most * 1.01, inf, nan):
+        config = write(tmp_path / "c.toml", f"detection.{name} = {beyond!r}")
+        with pytest.raises(BadSettings, match=rf"^detection\.{name}: "):
+            load_settings(config)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "retraining.wait_seconds",
+        "retraining.promote_timeout_seconds",
+        "retraining.promote_wait_seconds",
+        "diagnosis.score_seconds",
+        "scraping.timeout_seconds",
+        "probes.timeout_seconds",
+        "probes.pause_seconds",
+        "proxy.connect_timeout_seconds",
+        "proxy.read_timeout_seconds",
+        "proxy.shutdown_grace_seconds",
+    ],
+)
+def test_a_wait_that_no_clock_can_be_set_to_is_refused(tmp_path: Path, name: str) -> None:
+    for seconds in (inf, 1e15):
+        config = write(tmp_path / "c.toml", f"{name} = {seconds!r}")
+        with pytest.raises(BadSettings, match=f"^{name}: "):
+            load_settings(config)
 
 
 def test_an_engine_that_is_updated_live_needs_nothing_that_restarts_it(tmp_path: Path) -> None:
