@@ -199,7 +199,5 @@ class Alertmanager:
             self._metrics.notifications.attempts.labels("alertmanager", item.event, outcome).inc()
         own = [(item.incident_id, item.event, item.severity) for item in sent if item.event != "raised"]
         with self._database.session() as session:
-            for incident_id, event, severity in own:
-                # A peer that was configured after the incident opened gets its row now.
-                incidents.announce(session, incident_id, [self.name], event, severity, now)
+            incidents.announce_offered(session, self.name, own, now)
             notifications.mark(session, self.name, own, at=now, error=error)

@@ -331,6 +331,31 @@ def announce_open(session: Session, destination: str, at: datetime) -> bool:
     return session.scalar(untold.limit(1)) is None
 
 
+def announce_offered(
+    session: Session, destination: str, offered: Collection[tuple[UUID, str, str]], at: datetime
+) -> None:
+    """What (incident, event, severity) a place was offered that has no row of it, say as it is new in the
+    settings. Not of an incident that became graver since: that is announced as well, and only that is owed
+    now."""
+    of_place = select(Notification.incident_id, Notification.event, Notification.severity).where(
+        Notification.destination == destination,
+        Notification.incident_id.in_({incident_id for incident_id, _, _ in offered}),
+    )
+    known = {(row.incident_id, row.event, row.severity) for row in session.execute(of_place)}
+    missing = [one for one in offered if one not in known]
+    if not missing:
+        return
+    # Locked: what somebody else has locked, who may be raising its severity, is left for another call.
+    present = select(Incident.id, Incident.severity).where(
+        Incident.id.in_({incident_id for incident_id, _, _ in missing})
+    )
+    rows = session.execute(present.with_for_update(read=True, skip_locked=True))
+    severity_of = {row.id: row.severity for row in rows}
+    for incident_id, event, severity in missing:
+        if severity_of.get(incident_id) == severity:
+            announce(session, incident_id, [destination], event, severity, at)
+
+
 def announce_resolution(session: Session, incident: Incident, at: datetime) -> None:
     """To every place to which the incident was announced."""
     values = {"incident_id": incident.id, "severity": incident.severity, "at": at}

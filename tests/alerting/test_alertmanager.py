@@ -16,7 +16,8 @@ from driftguard.alerting.destination import alertmanagers
 from driftguard.alerting.places import Places
 from driftguard.errors import DatabaseUnavailable
 from driftguard.metrics import Metrics
-from driftguard.store import incidents
+from driftguard.outgoing.posting import Answer, NotAnswered
+from driftguard.store import incidents, notifications
 from driftguard.store.database import Database
 from driftguard.store.tables import Notification
 from tests.alerting.http_receiver import Receiver, http_receiver, wait_until
@@ -171,6 +172,28 @@ def test_what_is_over_before_its_first_round_is_no_news_once_that_was_offered(da
             sender.send(now)
             assert not sender.news()
             assert bool(receiver.taken()) == taken
+
+
+def test_a_page_that_a_graver_one_replaced_while_its_peer_was_silent_is_not_owed_any_more(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with http_receiver() as receiver:
+        peers = alertmanagers([peer(receiver)])
+        incident_id = add_incident(database, peers, severity="warning")
+        sender = sink(database, peer(receiver))
+
+        def silent(*_: object) -> Answer:
+            raise_to(database, incident_id, "critical", peers)
+            raise NotAnswered("no answer within 10 s")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(alertmanager, "post", silent)
+            sender.send(datetime.now(UTC))
+        assert sender.news()
+        sender.send(datetime.now(UTC))
+    assert {alert["labels"]["severity"] for alert in receiver.received[0].body} == {"warning", "critical"}
+    with database.session() as session:
+        assert notifications.count_undelivered(session, peers) == 0
 
 
 def test_an_information_is_never_sent(database: Database) -> None:
