@@ -57,10 +57,11 @@ class RestartedEngine:
                 asked = retrain_runs.rollout_of(run)
                 came = source_activity.stream_of_rollout(session, run.server, run.target, asked)
                 stream = came or stream
+            directory = self._engine.target_directory
             return EngineInfo(
                 server=stream.server,
                 target=stream.target,
-                target_directory=str(self._engine.target_directory),
+                target_directory=None if directory is None else str(directory.expanduser()),
                 draft=self._draft(session, stream),
                 num_speculative_tokens=self._engine.num_speculative_tokens or 0,
             )

@@ -21,6 +21,7 @@ from sqlalchemy import update
 from driftguard.errors import Conflict
 from driftguard.retraining import run
 from driftguard.retraining.engines import webhook
+from driftguard.retraining.engines.connect import connect
 from driftguard.retraining.engines.engine_admin import EngineRefused
 from driftguard.retraining.ledger.outcome import Progress, RetrainOutcome
 from driftguard.retraining.promotion.reconcile import settle
@@ -179,6 +180,19 @@ def test_a_first_draft_that_was_moved_is_where_the_settings_say(restarts: Restar
     assert restarts.settled(settings, made.id) == "rolling_back"
     promoted, rolled_back = restarts.calls()
     assert promoted["DRIFTGUARD_PREVIOUS_PATH"] == rolled_back["DRIFTGUARD_DRAFT_PATH"] == str(moved)
+
+
+def test_models_below_the_home_directory_are_found_there(
+    restarts: Restarts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    serves(restarts.database, OLD)
+    settings = restarted_settings(
+        tmp_path / "data", Path("~/target"), Path("~/draft"), promote_command=[restarts.command]
+    )
+    found = connect(restarts.database, settings, SERVER).info()
+    assert found.target_directory == str(tmp_path / "target")
+    assert found.draft.directory == str(tmp_path / "draft")
 
 
 @pytest.mark.parametrize(
