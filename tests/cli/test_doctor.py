@@ -540,6 +540,25 @@ def test_what_training_and_promotion_lack(patient: Patient, monkeypatch: pytest.
     assert "there is no program no-such-program" in checks["promotion"]["found"]
 
 
+def test_models_that_are_not_where_the_settings_say(patient: Patient, tmp_path: Path) -> None:
+    """Doctor found all well, and each training failed."""
+    (tmp_path / "target").mkdir()
+    engines = [
+        "[[engines]]", 'server = "chat"', f'target_directory = "{tmp_path}/target"',
+        f'draft_directory = "{tmp_path}/drat"', "num_speculative_tokens = 3",
+        "[retraining]", 'promote_command = ["true"]',
+    ]  # fmt: skip
+    patient.settings += engines
+    found = patient.checked()["models of chat"]
+    assert found["state"] == "failed"
+    assert f"{tmp_path}/drat" in found["found"]
+    assert f"{tmp_path}/target" not in found["found"]
+    patient.settings.append("automatic = false")
+    assert patient.checked()["models of chat"]["state"] == "warning"
+    (tmp_path / "drat").mkdir()
+    assert patient.checked()["models of chat"]["state"] == "ok"
+
+
 def test_a_corpus_needs_torch_too(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
     """Doctor said nothing of it, and each run of such a server failed."""
     patient.settings += [

@@ -11,9 +11,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-from driftguard.app.doctor.finding import Finding
+from driftguard.app.doctor.finding import Finding, State
 from driftguard.outgoing import posting
 from driftguard.retraining.engines.candidate_kind import torch_version
+from driftguard.retraining.training.draft_files import is_here
 from driftguard.settings import Settings
 from driftguard.settings.secrets import secrets_of
 from driftguard.store.migrations import head_revision
@@ -42,6 +43,8 @@ def training(settings: Settings) -> Iterator[Finding]:
     if settings.engines:
         found = torch_version()
         yield _no_torch() if found is None else Finding("training", "ok", f"torch {found}")
+        if found is not None:
+            yield from _models(settings)
     if command := settings.retraining.promote_command:
         if shutil.which(command[0]) is None:
             told = f"retraining.promote_command: there is no program {command[0]}"
@@ -55,6 +58,35 @@ def _no_torch() -> Finding:
     told = "torch is not installed, so no draft is trained here, and no incident starts a retraining"
     fix = "driftguard retrain where torch is, with the same data_dir, or pip install 'driftguard-llm[engine]'"
     return Finding("training", "warning", told, fix)
+
+
+def _models(settings: Settings) -> Iterator[Finding]:
+    """Of engines that do not tell by themselves where theirs are."""
+    for engine in settings.engines:
+        given = [one for one in (engine.target_directory, engine.draft_directory) if one is not None]
+        if not given:
+            continue
+        missing = [str(one) for one in given if not is_here(_expanded(one))]
+        check = f"models of {engine.server}"
+        if not missing:
+            yield Finding(check, "ok", " and ".join(map(str, given)))
+            continue
+        state: State = "failed" if settings.retraining.automatic else "warning"
+        told = f"{' and '.join(missing)}: no directory on this machine that this user may read"
+        fix = (
+            "target_directory and draft_directory of this engine as they are here, or mounted at these paths"
+        )
+        if settings.retraining.automatic:
+            fix += "; retraining.automatic = false where only a nightly job elsewhere trains"
+        yield Finding(check, state, told, fix)
+
+
+def _expanded(directory: Path) -> Path:
+    """As it is where there is no such home directory."""
+    try:
+        return directory.expanduser()
+    except RuntimeError:
+        return directory
 
 
 def files(settings: Settings, config: Path | None) -> Iterator[Finding]:
