@@ -386,6 +386,33 @@ def test_an_engine_whose_answer_cannot_be_read(patient: Patient, answer: str, fo
 @pytest.mark.parametrize(
     ("answer", "state", "found"),
     [
+        ((200, '{"weight_version": "v7"}'), "ok", "answers with weight version v7"),
+        ((404, '{"detail": "Not Found"}'), "failed", "answered /weight_info with 404"),
+        ((200, "hello"), "failed", "tells no weight version"),
+        (None, "failed", "does not answer /weight_info"),
+    ],
+    ids=["well", "without the routes", "another server", "not there"],
+)
+def test_an_engine_that_takes_drafts_without_a_restart(
+    patient: Patient, answer: tuple[int, str] | None, state: str, found: str
+) -> None:
+    """Doctor did not ask it."""
+    with served({"/weight_info": lambda: answer or (200, "")}) as server:
+        url = server.url if answer else free_url()
+        patient.settings += [
+            "[[engines]]", 'server = "chat"', f'update_url = "{url}"', 'target_directory = "/t"',
+            'draft_directory = "/d"', "num_speculative_tokens = 3",
+        ]  # fmt: skip
+        check = patient.checked()["engine chat"]
+        patient.settings += ["[retraining]", 'promote_command = ["true"]']
+        with_restarts = patient.checked()["engine chat"]
+    assert (check["state"], with_restarts["state"]) == (state, "ok" if state == "ok" else "warning")
+    assert found in check["found"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "state", "found"),
+    [
         ((200, '{"status": "ready"}'), "ok", "ready at"),
         ((503, '{"detail": "the detector is far behind"}'), "failed", "the detector is far behind"),
         (

@@ -17,11 +17,13 @@ import httpx
 from driftguard.alerting import destination
 from driftguard.alerting.alertmanager import ALERTNAME
 from driftguard.alerting.retries import failure_of
-from driftguard.app.doctor.finding import Finding, clock
+from driftguard.app.doctor.finding import Finding, State, clock
 from driftguard.errors import DriftGuardError
 from driftguard.outgoing.posting import NotAnswered, post
 from driftguard.retraining.engines.engine_admin import EngineAdmin
-from driftguard.settings import EngineSettings, Settings
+from driftguard.retraining.engines.live_update import LiveUpdate
+from driftguard.retraining.engines.restarted_engine import live_update_of
+from driftguard.settings import EngineSettings, RetrainingSettings, Settings
 from driftguard.settings.secrets import key_given, secrets_of
 from driftguard.sources.scrape import open_client, scrape
 from driftguard.sources.source import Scraped, Source, sources_of
@@ -204,6 +206,8 @@ def engines(settings: Settings) -> Iterator[Finding]:
     for engine in settings.engines:
         if engine.admin_url is not None:
             yield _engine(engine, engine.admin_url)
+        elif (live := live_update_of(engine, settings.retraining)) is not None:
+            yield _updated(engine, live, settings.retraining)
 
 
 def _engine(engine: EngineSettings, url: str) -> Finding:
@@ -218,6 +222,23 @@ def _engine(engine: EngineSettings, url: str) -> Finding:
         return Finding(f"engine {engine.server}", "failed", told, f'engines.server = "{info.server}"')
     return Finding(
         f"engine {engine.server}", "ok", f"{engine.admin_address} serves draft {info.draft.version}"
+    )
+
+
+def _updated(engine: EngineSettings, live: LiveUpdate, rules: RetrainingSettings) -> Finding:
+    """Whether the server is one that tells which draft was loaded last: it is asked nothing that changes
+    it. Where it does not answer, a draft is put into service by a restart, if the settings say how."""
+    check = f"engine {engine.server}"
+    try:
+        version = _in_time(live.version)
+        found = f"{live.shown} tells no weight version" if version == str(None) else ""
+    except (DriftGuardError, httpx.ReadTimeout) as error:
+        found = str(error)
+    if not found:
+        return Finding(check, "ok", f"{live.shown} answers with weight version {version}")
+    state: State = "warning" if rules.promote_command or rules.promote_webhook else "failed"
+    return Finding(
+        check, state, found, "update_url, update_engine and api_key of this engine, and that it runs"
     )
 
 

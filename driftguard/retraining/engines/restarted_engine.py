@@ -37,7 +37,7 @@ class RestartedEngine:
         self._database = database
         self._engine = engine
         self.rules = rules
-        self.live = _live_update(engine, rules)
+        self.live = live_update_of(engine, rules)
         self._should_stop = should_stop
 
     def info(self) -> EngineInfo:
@@ -132,7 +132,8 @@ class RestartedEngine:
         return None if configured is None else str(configured.expanduser().resolve())
 
 
-def _live_update(engine: EngineSettings, rules: RetrainingSettings) -> LiveUpdate | None:
+def live_update_of(engine: EngineSettings, rules: RetrainingSettings) -> LiveUpdate | None:
+    """None: of an engine without an update_url."""
     if engine.update_url is None:
         return None
     key = engine.api_key.get_secret_value() if engine.api_key else None
