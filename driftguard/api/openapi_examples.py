@@ -45,7 +45,7 @@ ANSWERS: dict[str, Any] = {
     "drafts": _page("drafts", _stored["draft"]),
     "retrain_run": RUN,
     "retrain_runs": _page("runs", _listed_run),
-    "rolled_back": {"server": "chat-eu-1", "draft_version": "8a17c90be2f3"},
+    "rolled_back": {"server": "chat-eu-1", "draft_version": "8a17c90be2f3", "awaited": False},
     "job": {"job_id": 17},
     "held_stream": {
         "stream_id": 7,

@@ -71,6 +71,9 @@ class RolledBackModel(BaseModel):
         "restart: "
         "the run is rolling_back until records of it arrive."
     )
+    awaited: bool = Field(
+        False, description="The engine was told to serve it, and no record of it has arrived yet."
+    )
 
 
 class JobModel(BaseModel):
@@ -189,4 +192,7 @@ def roll_back_draft(body: RollBackBody, context: AnyContext) -> RolledBackModel:
         draft_version=body.draft_version,
         reason=body.reason,
     )
-    return RolledBackModel(server=body.server, draft_version=serving.version)
+    tells_at_once = any(
+        engine.server == body.server and engine.admin_url is not None for engine in context.settings.engines
+    )
+    return RolledBackModel(server=body.server, draft_version=serving.version, awaited=not tells_at_once)

@@ -81,10 +81,15 @@ def rollback(
     answer = call("POST", sidecar, "/api/v1/rollback", body, seconds=ROLLBACK_SECONDS)
     if as_json:
         print(answer.text)
-    else:
+        return
+    instead = answer.found["draft_version"]
+    if answer.found.get("awaited"):
         print(
-            f"{server}: draft {version} is rolled back; draft {answer.found['draft_version']} serves instead"
+            f"{server}: draft {version} is rolled back as soon as records of draft {instead} arrive, which "
+            "it was told to serve instead; `driftguard runs list` shows that"
         )
+    else:
+        print(f"{server}: draft {version} is rolled back; draft {instead} serves instead")
 
 
 def _in_service(sidecar: str, server: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import uuid4
@@ -21,8 +22,9 @@ from driftguard.api.problems import install_problem_handlers
 from driftguard.ingest.queue import IngestQueue
 from driftguard.metrics import Metrics
 from driftguard.retraining.engines import candidate_kind
+from driftguard.retraining.engines.engine_admin import EngineDraft
 from driftguard.retraining.tasks import NAMESPACE, RetrainingJobs
-from driftguard.settings import EngineSettings, Settings
+from driftguard.settings import EngineSettings, RetrainingSettings, Settings
 from driftguard.sources.otlp_push import PushedSources
 from driftguard.store import drafts, retrain_runs
 from driftguard.store.database import Database
@@ -37,7 +39,12 @@ RUNS = [uuid4() for _ in range(5)]
 @pytest.fixture
 def client(database: Database, tmp_path: Path) -> Iterator[httpx.Client]:
     engine = EngineSettings(server="engine-1", admin_url="http://127.0.0.1:9")
-    settings = Settings(data_dir=tmp_path, engines=[engine])
+    with running(database, Settings(data_dir=tmp_path, engines=[engine])) as client:
+        yield client
+
+
+@contextmanager
+def running(database: Database, settings: Settings) -> Iterator[httpx.Client]:
     jobs = RetrainingJobs(database, settings)
     queue = procrastinate.App(connector=deferring_connector(database))
     queue.add_tasks_from(jobs.blueprint, namespace=NAMESPACE)
@@ -212,3 +219,18 @@ def test_a_rollback_names_what_it_takes_back_and_why(client: httpx.Client) -> No
     answer = client.post("/api/v1/rollback", json=body)
     assert answer.status_code == 502
     assert "the engine at http://127.0.0.1:9 cannot be reached" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("is_restarted", [False, True], ids=["asked for the draft", "restarted with it"])
+def test_a_rollback_says_whether_records_of_the_draft_are_awaited(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_restarted: bool
+) -> None:
+    models = {"target_directory": tmp_path, "draft_directory": tmp_path, "num_speculative_tokens": 4}
+    place = models if is_restarted else {"admin_url": "http://127.0.0.1:9"}
+    engine = EngineSettings.model_validate({"server": "engine-1", **place})
+    rules = RetrainingSettings(promote_command=["true"] if is_restarted else [])
+    monkeypatch.setattr(retraining, "roll_back", lambda *_, **__: EngineDraft("v0", "v0", "draft_model"))
+    body = {"server": "engine-1", "draft_version": "v1", "reason": "it loops"}
+    with running(database, Settings(data_dir=tmp_path, engines=[engine], retraining=rules)) as client:
+        answer = client.post("/api/v1/rollback", json=body).json()
+    assert answer == {"server": "engine-1", "draft_version": "v0", "awaited": is_restarted}

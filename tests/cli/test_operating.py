@@ -296,6 +296,24 @@ def test_what_is_refused_is_told_in_one_sentence(
     assert error.exit_code == code
 
 
+@pytest.mark.parametrize(
+    ("awaited", "words"),
+    [
+        (True, "is rolled back as soon as records of draft v1 arrive"),
+        (False, "is rolled back; draft v1 serves instead"),
+    ],
+)
+def test_a_rollback_by_a_restart_is_not_told_as_done_before_records_say_so(
+    monkeypatch: pytest.MonkeyPatch, awaited: bool, words: str
+) -> None:
+    answer = sidecar_client.Answer(
+        "", {"server": "chat", "draft_version": "v1", "awaited": awaited}, "http://sidecar"
+    )
+    monkeypatch.setattr(sidecar_client, "call", lambda *_, **__: answer)
+    command = ["drafts", "rollback", "chat", "--draft-version", "v2", "--reason", "x", "--yes"]
+    assert f"chat: draft v2 {words}" in CliRunner().invoke(app, command).stdout
+
+
 def test_an_id_that_is_none_is_wrong_usage(sidecar: tuple[httpx.Client, UUID]) -> None:
     result = CliRunner().invoke(app, ["incidents", "show", "12"])
     assert result.exit_code == 2

@@ -616,6 +616,10 @@ def test_retraining_and_rolling_back_tell_what_came_of_it(
     expect(said).to_contain_text("Engine refused: the engine at http://127.0.0.1:9 cannot be reached")
     page.get_by_role("button", name="Retrain the draft").click()
     expect(said).to_have_text("A retraining is queued; its run appears under Retraining.")
+    asked = {"server": "chat", "draft_version": "v0", "awaited": True}
+    page.route("**/rollback", lambda route: route.fulfill(json=asked))
+    roll_back.click()
+    expect(said).to_have_text("The server was told to serve draft v0; its records are awaited.")
 
 
 def test_a_stream_that_was_set_aside_is_tried_again_by_a_button(

@@ -177,6 +177,7 @@ async function act(button) { // the key stays in its field: nothing stores it
 function outcome(told) {
   if (told.job_id) return "A retraining is queued; its run appears under Retraining.";
   if (told.stream_id) return "Its records are read again within seconds.";
+  if (told.awaited) return `The server was told to serve draft ${told.draft_version}; its records are awaited.`;
   return told.draft_version ? `Draft ${told.draft_version} is in service.` : `The incident is ${told.state}.`;
 }
 
