@@ -468,6 +468,11 @@ def unresolved_counts(session: Session) -> list[tuple[str, str, int]]:
     return [(severity, direction, count) for severity, direction, count in rows]
 
 
+def count_unresolved(session: Session) -> int:
+    """As `list_page` lists them."""
+    return session.scalar(select(func.count()).where(Incident.state != "resolved")) or 0
+
+
 def opened_by_detector(session: Session) -> list[tuple[int, IncidentEvidence]]:
     """(stream id, evidence) of the unresolved incidents that an alarm of the detector opened."""
     query = select(Incident.stream_id, Incident.evidence).where(

@@ -187,6 +187,35 @@ def test_the_page_shows_a_hundred_counts_all_and_leads_to_the_next(fleet: TestCl
     assert "1 stream without speculation" in page
 
 
+def test_the_page_says_how_many_open_incidents_it_does_not_show(database: Database, tmp_path: Path) -> None:
+    """As after an update of the engine on a large fleet: it showed the newest 50 as if these were all."""
+    populate(database, 52, minutes_apart=1)
+    with database.session() as session:
+        found = list(session.scalars(select(Stream.id)))
+    for stream_id in found[:50]:
+        add_incident(database, (), stream_id=stream_id)
+    page = TestClient(
+        create_app(Sidecar(Settings(data_dir=tmp_path), database, "http://a")), "http://127.0.0.1"
+    )
+    assert "The newest 50 of" not in page.get("/").text
+    for stream_id in found[50:]:
+        add_incident(database, (), stream_id=stream_id)
+    assert "The newest 50 of 52" in page.get("/").text
+
+
+def test_records_without_speculation_are_not_told_as_none(database: Database, tmp_path: Path) -> None:
+    populate(database, 2, minutes_apart=1)
+    with database.session() as session:
+        session.execute(update(Stream).values(method="none"))
+    page = TestClient(
+        create_app(Sidecar(Settings(data_dir=tmp_path), database, "http://a")), "http://127.0.0.1"
+    )
+    shown = page.get("/").text
+    assert "No records yet" not in shown
+    assert "No stream with speculation is in service" in shown
+    assert "2 streams without speculation" in shown
+
+
 def test_the_page_finds_what_is_searched(fleet: TestClient) -> None:
     page = fleet.get("/", params={"q": "Support", "verdict": "", "cursor": ""}).text
     assert Counter(re.findall(r">(server-\d+)</bdi></a>", page)) == {"server-10": 1}

@@ -76,7 +76,7 @@ def test_a_stream_that_would_be_faster_without_speculation_is_not_steady(databas
     with database.session() as session:
         every = standings(session, datetime.now(UTC))
         serving = [item for item in every if item.stream.method != "none"]
-        assert headline(serving) == "1 of 1 stream slower with speculation"
+        assert headline(serving, len(serving)) == "1 of 1 stream slower with speculation"
 
 
 def test_a_stream_that_pays_is_steady_and_says_by_how_much(database: Database) -> None:

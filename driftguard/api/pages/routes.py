@@ -107,7 +107,7 @@ def _fleet(query: FleetQuery, context: Context, request: Request) -> HTMLRespons
         return render(
             request,
             "fleet.html",
-            headline=headline(serving),
+            headline=headline(serving, known=len(found)),
             worst=serving[0].verdict if serving else "",
             verdicts=Counter(item.verdict for item in serving),
             query=query,
@@ -116,6 +116,7 @@ def _fleet(query: FleetQuery, context: Context, request: Request) -> HTMLRespons
             groupings=("", "target", "server", *(["cluster"] if context.settings.clusters else [])),
             **_shown(session, now, found, query, Places.of(context, scraped)),
             unresolved=[IncidentModel.of(*row) for row in unresolved],
+            open_in_all=incidents.count_unresolved(session),
             resolved=[
                 IncidentModel.of(*row) for row in incidents.list_page(session, limit=SHOWN, state="resolved")
             ],
@@ -271,8 +272,8 @@ def _is_watched(item: Standing) -> bool:
     return item.in_service and item.stream.method != "none"
 
 
-def headline(serving: Sequence[Standing]) -> str:
-    """The state of the fleet in one line: 1 of 5 streams degraded, 1 stale."""
+def headline(serving: Sequence[Standing], known: int) -> str:
+    """The state of the fleet in one line: 1 of 5 streams degraded, 1 stale. `known`: streams of any kind."""
     counts = Counter(item.verdict for item in serving)
     of_all = f"of {len(serving)} stream{'' if len(serving) == 1 else 's'}"
     alarming = [
@@ -281,7 +282,7 @@ def headline(serving: Sequence[Standing]) -> str:
         if counts[verdict]
     ]
     if not serving:
-        return "No records yet"
+        return "No stream with speculation is in service" if known else "No records yet"
     if not alarming:
         return f"No alarm: {counts['steady']} {of_all} steady"
     (first, verdict), *rest = alarming
