@@ -2,11 +2,12 @@
 received that.
 
 An alert is re-sent with `endsAt` two minutes ahead while its incident is not resolved, so that it ends
-if this process dies. Everything that a restart needs is in the incident (id, resolved_at), the severities in
-its history and its notification rows: an incident of one severity always gives the same labels and the same
-startsAt. The severity is a label, so an incident whose severity is raised is another alert, and the previous
-one ends in the same post. When an alert ends is told by the clock of the peer, which its answers name: by
-that of a sidecar that is behind, each alert would be over as it arrives.
+if this process dies. While the database is away what was open is re-sent all the same, for some minutes: for
+an upgrade of the database no page ends and comes anew. Everything that a restart needs is in the incident
+(id, resolved_at), the severities in its history and its notification rows: an incident of one severity always
+gives the same labels and the same startsAt. The severity is a label, so an incident whose severity is raised
+is another alert, and the previous one ends in the same post. When an alert ends is told by the clock of the
+peer, which its answers name: by that of a sidecar that is behind, each alert would be over as it arrives.
 Source: Alertmanager's OpenAPI v2, POST /api/v2/alerts.
 """
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
@@ -25,6 +26,7 @@ import structlog
 from driftguard.alerting.destination import identity, shown
 from driftguard.alerting.places import Places
 from driftguard.alerting.retries import Failure, failure_of, wait_seconds
+from driftguard.errors import DatabaseUnavailable
 from driftguard.incidents.message import permalink, summary
 from driftguard.metrics import Metrics
 from driftguard.outgoing.posting import NotAnswered, post
@@ -35,6 +37,9 @@ from driftguard.store.tables import Incident, Stream
 
 ALERTNAME: Final = "DriftGuardIncident"  # never the name of a Prometheus rule: those fire on their own
 RESEND_SECONDS: Final = 30.0
+# While the database is away. Less than REPEAT_RESOLUTION_FOR, so that the last word on what another sidecar,
+# which has the database, knows to be over is that of that one.
+KEPT_SECONDS: Final = 600.0
 ENDS_AHEAD: Final = timedelta(minutes=2)
 REPEAT_RESOLUTION_FOR: Final = timedelta(minutes=15)
 LOOK_SECONDS: Final = 1.0
@@ -123,15 +128,35 @@ class Alertmanager:
         self._is_stored = True  # the outcome of the last round; until it is, what was offered still seems new
         self._failures = 0  # in a row
         self._ahead = timedelta()  # of this clock, that of the peer, as it told last
+        self._open: Sequence[Alert] = ()  # when the database told last,
+        self._told_at = 0.0  # monotonic seconds
 
     def deliver(self) -> float:
         """Sends a round when it is due, or at once when there is something new. Returns the seconds to
-        wait."""
-        if time.monotonic() >= self._next_round or (self._is_stored and self.news()):
-            failure = self.send(datetime.now(UTC))
-            self._failures = 0 if failure is None else self._failures + 1
-            self._next_round = time.monotonic() + self._wait_seconds(failure)
+        wait. Raises DatabaseUnavailable."""
+        try:
+            if time.monotonic() >= self._next_round or (self._is_stored and self.news()):
+                self._wait_for_next(self.send(datetime.now(UTC)))
+        except DatabaseUnavailable:
+            self._keep_open()
+            raise
         return LOOK_SECONDS
+
+    def _keep_open(self) -> None:
+        """Posts again what was open when the database told last, where that is due and not too long ago."""
+        now = time.monotonic()
+        if not self._open or now < self._next_round or now - self._told_at > KEPT_SECONDS:
+            return
+        ends_at = (datetime.now(UTC) + ENDS_AHEAD + self._ahead).isoformat()
+        kept = [replace(item, body={**item.body, "endsAt": ends_at}) for item in self._open]
+        log.warning("open alerts are kept without the database", peer=shown(self.name), alerts=len(kept))
+        failure = self._post(kept)
+        self._count(kept, failure)
+        self._wait_for_next(failure)
+
+    def _wait_for_next(self, failure: Failure | None) -> None:
+        self._failures = 0 if failure is None else self._failures + 1
+        self._next_round = time.monotonic() + self._wait_seconds(failure)
 
     def _wait_seconds(self, failure: Failure | None) -> float:
         """Never longer than without a failure: the alerts may have changed by then, and be accepted."""
@@ -142,6 +167,7 @@ class Alertmanager:
     def send(self, now: datetime) -> Failure | None:
         """One round: every alert that the peer has to receive now. A failure is logged and counted."""
         sent = self._alerts(now)
+        self._open, self._told_at = [item for item in sent if item.event == "firing"], time.monotonic()
         if not sent:
             return None
         ahead, failure = self._ahead, self._post(sent)
@@ -188,15 +214,21 @@ class Alertmanager:
                 ahead_seconds=round(self._ahead.total_seconds()),
             )
 
-    def _record(self, sent: Sequence[Alert], now: datetime, failure: Failure | None) -> None:
-        error = None if failure is None else failure.reason
-        if error is not None:
+    def _count(self, sent: Sequence[Alert], failure: Failure | None) -> None:
+        if failure is not None:
             log.warning(
-                "alertmanager did not take the alerts", peer=shown(self.name), alerts=len(sent), error=error
+                "alertmanager did not take the alerts",
+                peer=shown(self.name),
+                alerts=len(sent),
+                error=failure.reason,
             )
         outcome = "delivered" if failure is None else "refused" if failure.kind == "refused" else "failed"
         for item in sent:
             self._metrics.notifications.attempts.labels("alertmanager", item.event, outcome).inc()
+
+    def _record(self, sent: Sequence[Alert], now: datetime, failure: Failure | None) -> None:
+        error = None if failure is None else failure.reason
+        self._count(sent, failure)
         own = [(item.incident_id, item.event, item.severity) for item in sent if item.event != "raised"]
         with self._database.session() as session:
             incidents.announce_offered(session, self.name, own, now)

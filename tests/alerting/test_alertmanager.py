@@ -145,6 +145,37 @@ def test_a_round_whose_outcome_cannot_be_stored_is_not_posted_again_at_once(data
         assert len(receiver.received) == 1
 
 
+def test_open_alerts_do_not_end_while_the_database_is_away_for_minutes(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for its upgrade: every open page was told as over, and came anew."""
+
+    def away(*_: object) -> None:
+        raise DatabaseUnavailable("connection refused")
+
+    monkeypatch.setattr(alertmanager, "RESEND_SECONDS", 0.0)
+    with http_receiver() as receiver:
+        peers = alertmanagers([peer(receiver)])
+        incident_id = add_incident(database, peers)
+        resolve(database, add_incident(database, peers, stream_id=add_stream(database, "v2")))
+        sender = sink(database, peer(receiver))
+        sender.deliver()
+        monkeypatch.setattr(incidents, "alerting", away)
+        for _ in range(2):
+            with pytest.raises(DatabaseUnavailable):
+                sender.deliver()
+        monkeypatch.setattr(alertmanager, "KEPT_SECONDS", 0.0)
+        with pytest.raises(DatabaseUnavailable):
+            sender.deliver()
+    first, *kept = (item.body for item in receiver.received)
+    assert len(first) == 2
+    (before,) = (alert for alert in first if alert["labels"]["incident"] == str(incident_id))
+    assert [len(alerts) for alerts in kept] == [1, 1]
+    ends = [before["endsAt"], *(alert["endsAt"] for (alert,) in kept)]
+    assert ends == sorted(set(ends))
+    assert all({**alert, "endsAt": ""} == {**before, "endsAt": ""} for (alert,) in kept)
+
+
 def test_a_peer_that_fails_is_noted_with_its_reason(database: Database) -> None:
     add_incident(database, alertmanagers(["http://127.0.0.1:9"]))
     sender = sink(database, "http://127.0.0.1:9")
