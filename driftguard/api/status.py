@@ -116,7 +116,7 @@ class Places:
             engines={engine.server: engine.admin_address for engine in settings.engines},
             keyed={engine.server for engine in settings.engines if engine.api_key is not None},
             sidecar=settings.alerting.external_url or url_of(settings.host, settings.port),
-            sidecar_key=_is_key_needed(settings),
+            sidecar_key=is_key_needed(settings),
             has_torch=torch_version() is not None,
             cluster_of=settings.cluster_of,
         )
@@ -135,7 +135,7 @@ class Places:
         return replace(place, sidecar=self.sidecar) if self.sidecar is not None else place
 
 
-def _is_key_needed(settings: Settings) -> bool:
+def is_key_needed(settings: Settings) -> bool:
     """At the address under which people reach this sidecar (see auth.is_open): another one than that to which
     it is bound is of a reverse proxy, whose requests need a key on loopback too."""
     if not is_loopback(settings.host):

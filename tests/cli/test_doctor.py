@@ -79,7 +79,8 @@ def source(url: str, *more: str) -> list[str]:
 
 def test_a_sidecar_that_lacks_nothing_but_to_be_started(patient: Patient, speculating: str) -> None:
     with http_receiver() as receiver:
-        alerting = ["[alerting]", f'webhook_urls = ["{receiver.url}"]', 'external_url = "http://dg:8200"']
+        here = 'external_url = "http://127.0.0.1:9"'
+        alerting = ["[alerting]", f'webhook_urls = ["{receiver.url}"]', here]
         patient.settings += [*source(speculating), *alerting]
         checks = patient.checked()
         assert receiver.received == [], "a page was sent without being asked for"
@@ -532,6 +533,21 @@ def test_keys_that_lack_are_weak_or_unknown(tmp_path: Path, database: Database, 
         assert checks["keys"]["found"] == "1 working: operator"
         assert checks.get("key in use", {}).get("state") == state
         assert given not in str(checks)
+
+
+def test_a_reverse_proxy_on_this_machine_needs_a_key(
+    tmp_path: Path, database: Database, database_url: str
+) -> None:
+    """Doctor said that none is needed on 127.0.0.1, and no button behind the proxy worked."""
+    patient = Patient(tmp_path, database_url)
+    assert patient.checked()["keys"]["state"] == "ok"
+    patient.settings += ["[alerting]", 'external_url = "https://ops.example.com/driftguard/"']
+    found = patient.checked()["keys"]
+    assert (found["state"], found["fix"]) == ("warning", "driftguard keys create NAME")
+    assert "alerting.external_url" in found["found"]
+    with database.session() as session:
+        create_key(session, "proxy")
+    assert patient.checked()["keys"]["state"] == "ok"
 
 
 def test_files_that_others_may_read_or_write(patient: Patient, tmp_path: Path) -> None:

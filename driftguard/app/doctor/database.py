@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
@@ -11,6 +11,7 @@ from typing import Final
 from sqlalchemy import text
 
 from driftguard.api.auth import refuse_open_bind
+from driftguard.api.status import is_key_needed
 from driftguard.app.doctor.finding import Finding, State, clock
 from driftguard.errors import BadSettings, DatabaseUnavailable
 from driftguard.settings import Settings
@@ -111,6 +112,16 @@ def _schema(settings: Settings, error: DatabaseUnavailable) -> Finding:
     return Finding("schema", "failed", str(error), "driftguard db upgrade")
 
 
+def _working(settings: Settings, names: Sequence[str]) -> Finding:
+    """A sidecar on loopback starts without a key, and asks who comes through a reverse proxy for one."""
+    if names:
+        return Finding("keys", "ok", f"{len(names)} working: {', '.join(names)}")
+    if is_key_needed(settings):
+        told = "none works, and who comes by alerting.external_url needs one for every decision"
+        return Finding("keys", "warning", told, "driftguard keys create NAME")
+    return Finding("keys", "ok", f"0 working; none is needed on {settings.host}")
+
+
 def _keys(settings: Settings, opened: Database) -> Iterator[Finding]:
     given = key_given()
     with opened.session(CHECK) as session:
@@ -121,8 +132,7 @@ def _keys(settings: Settings, opened: Database) -> Iterator[Finding]:
     except BadSettings as error:
         yield Finding("keys", "failed", str(error), "driftguard keys create NAME")
     else:
-        named = f": {', '.join(working)}" if working else f"; none is needed on {settings.host}"
-        yield Finding("keys", "ok", f"{len(working)} working{named}")
+        yield _working(settings, working)
     if given and len(given) < LEAST_KEY_CHARACTERS:
         told = f"DRIFTGUARD_API_KEY has {len(given)} characters, which can be guessed"
         yield Finding("key in use", "failed", told, "driftguard keys create NAME")
