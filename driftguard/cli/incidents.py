@@ -23,6 +23,7 @@ from driftguard.cli.options import (
     Until,
 )
 from driftguard.cli.output import print_facts, print_text, time_of
+from driftguard.records.documents.acceptance import from_to
 from driftguard.records.documents.diagnosis import for_server
 
 commands = typer.Typer(no_args_is_help=True, help="List, show, acknowledge and resolve incidents.")
@@ -102,11 +103,8 @@ def print_incident(incident: dict[str, Any], sidecar: str) -> None:
             "since": time_of(incident["since"]),
             "opened": time_of(incident["opened_at"]),
             "resolved": time_of(incident["resolved_at"]),
-            "segments": ", ".join(
-                f"{one['segment']} {one['before']['rate']:.2f} to {one['after']['rate']:.2f}"
-                for one in incident["segments"]
-            ),
-            "slower by": None if incident["cost_percent"] is None else f"{incident['cost_percent']:.0f}%",
+            "segments": ", ".join(map(_levels, incident["segments"])),
+            **_cost(incident["cost_percent"]),
             "cause": cause,
             "because": diagnosis.get("reason"),
             "to do": for_server(diagnosis.get("recommended_action", ""), incident["stream"]["server"])
@@ -130,6 +128,23 @@ def print_incident(incident: dict[str, Any], sidecar: str) -> None:
         outcome = f"delivered {time_of(told['delivered_at'])}" if told["delivered_at"] else "not delivered"
         error = f", last error: {told['last_error']}" if told["last_error"] else ""
         print_text(f"{told['destination']}: {told['event']}, {outcome}{error}", "  ")
+
+
+def _levels(segment: dict[str, Any]) -> str:
+    """As they were tested, which the summary tells; where nothing was tested, as counted."""
+    tested = segment.get("adjusted")
+    before, after = (
+        (tested["before"], tested["after"])
+        if tested
+        else (segment["before"]["rate"], segment["after"]["rate"])
+    )
+    return f"{segment['segment']} {from_to(before, after)}"
+
+
+def _cost(percent: float | None) -> dict[str, str]:
+    if percent is None:
+        return {}
+    return {"slower by" if percent >= 0 else "faster by": f"{abs(percent):.0f}%"}
 
 
 Reason = Annotated[str, typer.Option(help="Why; it is stored with the incident.")]

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from driftguard.app.doctor.finding import Finding
 from driftguard.cli import app, main, sidecar_client
 from driftguard.cli.doctor import print_finding
+from driftguard.cli.incidents import print_incident
 from driftguard.cli.output import table
 from driftguard.cli.status_table import print_stream
 from driftguard.demo.processes import free_url
@@ -312,6 +313,24 @@ def test_a_rollback_by_a_restart_is_not_told_as_done_before_records_say_so(
     monkeypatch.setattr(sidecar_client, "call", lambda *_, **__: answer)
     command = ["drafts", "rollback", "chat", "--draft-version", "v2", "--reason", "x", "--yes"]
     assert f"chat: draft v2 {words}" in CliRunner().invoke(app, command).stdout
+
+
+def test_an_incident_is_shown_with_the_levels_that_its_summary_tells(
+    sidecar: tuple[httpx.Client, UUID], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Plain counts may have risen where acceptance fell, as answers are shorter."""
+    client, incident_id = sidecar
+    incident = client.get(f"/api/v1/incidents/{incident_id}").json()
+    (segment,) = incident["segments"]
+    segment["before"]["rate"], segment["after"]["rate"] = 0.61, 0.62
+    segment["adjusted"] = {"before": 0.614, "after": 0.611, "counted_before": 0.61, "counted_after": 0.62}
+    print_incident(incident, "http://sidecar")
+    told_of = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if "  " in line)
+    assert told_of["segments"] == "german 0.614 to 0.611"
+    assert told_of["slower"] == "by  23%"
+    incident["cost_percent"] = -12.4
+    print_incident(incident, "http://sidecar")
+    assert "faster by  12%" in capsys.readouterr().out
 
 
 def test_an_id_that_is_none_is_wrong_usage(sidecar: tuple[httpx.Client, UUID]) -> None:
