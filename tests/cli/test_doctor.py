@@ -123,6 +123,35 @@ def test_sources_of_the_running_sidecar_alone(
 
 
 @pytest.mark.parametrize(
+    ("condition", "state"),
+    [
+        ("idle", "ok"),
+        ("stalled", "warning"),
+        ("drafting_stopped", "warning"),
+        ("stale", "failed"),
+        ("incomplete", "failed"),
+    ],
+)
+def test_a_source_of_the_running_sidecar_is_no_better_than_the_sidecar_says(
+    patient: Patient, condition: str, state: str
+) -> None:
+    """Exports that had stopped, and a server without a token for anybody, were found to be well."""
+    told = {"server": "chat", "url": "OTLP", "condition": condition, "detail": "look at its exporter"}
+    pages = {
+        "/readyz": ok(lambda: '{"status": "ready"}'),
+        "/api/v1/status": ok(lambda: json.dumps({"sources": [told]})),
+    }
+    with served(pages) as server:
+        patient.settings[2] = f"port = {server.url.rpartition(':')[2]}"
+        check = patient.checked()["source chat"]
+    assert check == {
+        "state": state,
+        "found": f"OTLP: {condition}, says the sidecar",
+        "fix": "" if state == "ok" else "look at its exporter",
+    }
+
+
+@pytest.mark.parametrize(
     "answer",
     ["hello", "[]", '{"sources": 5}', '{"sources": [{"server": "chat"}]}', "[" * 100_000],
     ids=["no JSON", "no document", "no list", "no source", "too deep"],

@@ -36,7 +36,8 @@ TEST_PAGE: Final = "Test page of `driftguard doctor`: nothing has happened."
 
 
 _UNREAD: Final = ("unreachable", "unreadable", "metrics_hidden")
-_UNUSABLE: Final = (*_UNREAD, "not_speculating", "incomplete")
+_UNUSABLE: Final = (*_UNREAD, "not_speculating", "incomplete", "stale")
+_ILL: Final = ("stalled", "drafting_stopped")  # it is read, and users wait, or speculation gives nothing
 _SOURCE_FIX: Final = "url, kind and api_key of this source, and that it is reached from here"
 LOOKS: Final = 4  # at a source, since a load balancer may choose the same server for two in a row
 
@@ -132,12 +133,16 @@ def _scraped_by_the_sidecar(settings: Settings) -> list[Finding]:
         ]
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, RecursionError, KeyError, TypeError):
         return []  # what is wrong with the sidecar is a check of its own
-    return [
-        Finding(check, "failed", f"{told}, says the sidecar", source["detail"] or _SOURCE_FIX)
-        if source["condition"] in _UNUSABLE
-        else Finding(check, "ok", f"{told}, says the sidecar")
-        for check, told, source in found
-    ]
+    return [_as_told(check, f"{told}, says the sidecar", source) for check, told, source in found]
+
+
+def _as_told(check: str, told: str, source: Mapping[str, str]) -> Finding:
+    condition = source["condition"]
+    if condition not in (*_UNUSABLE, *_ILL):
+        return Finding(check, "ok", told)
+    return Finding(
+        check, "warning" if condition in _ILL else "failed", told, source.get("detail") or _SOURCE_FIX
+    )
 
 
 async def _read_all(settings: Settings, found: Sequence[Sequence[Source]]) -> list[_Reading]:
