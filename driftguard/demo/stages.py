@@ -172,7 +172,10 @@ def drift(loop: Loop, stage: Stage) -> dict[str, Any]:
     loop.measure("during", loop.traffic.answers[answered_before:])
     loop.screen.state = f"incident: {incident['summary']}"
     segments = [segment["segment"] for segment in incident["segments"]]
-    delay = incident["opened_record"] - answered_before
+    delay, error = (
+        loop.sidecar.requests_among(incident[f"{name}_record"]) - answered_before
+        for name in ("opened", "change_point")
+    )
     since = datetime.fromisoformat(incident["since"]).timestamp()
     stage.note = (
         f"in {', '.join(segments)}, {delay} requests after the shift; "
@@ -187,7 +190,7 @@ def drift(loop: Loop, stage: Stage) -> dict[str, Any]:
         "delay_requests": delay,
         "since": since,
         "since_error_seconds": since - shifted_at,
-        "change_point_error_requests": incident["change_point_record"] - answered_before,
+        "change_point_error_requests": error,
         "summary": incident["summary"],
         "segments": incident["segments"],
     }

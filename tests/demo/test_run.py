@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import signal
 import subprocess
@@ -9,15 +11,21 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
+from rich.console import Console
 
 from driftguard.demo import sidecar_client
 from driftguard.demo.processes import DemoFailed, free_url
 from driftguard.demo.run import DemoOptions, run_demo
-from driftguard.demo.sidecar_client import wait_for
+from driftguard.demo.sidecar_client import SidecarClient, wait_for
+from driftguard.demo.stages import Facts, Loop, drift
+from driftguard.demo.traffic import Answer, Traffic
+from driftguard.demo.view import Screen, Stage
 from driftguard.errors import BadInput
 from tests.conftest import PATIENCE_SECONDS
+from tests.sources.served import ok, served
 
 
 def options(
@@ -59,6 +67,35 @@ def test_what_goes_on_slowly_is_waited_for_and_what_stands_still_is_not(
     now = 0.0
     with pytest.raises(DemoFailed, match="it did not happen within 10 s, 20% of it done"):
         wait_for("it", 10.0, lambda: None, lambda: min(now / 100.0, 0.2))
+
+
+def test_canary_probes_are_no_requests_that_the_alarm_took() -> None:
+    """They are numbered with the requests: 24 of them were told as a delay."""
+    kinds = ["request"] * 10 + ["probe"] * 24 + ["request"] * 30
+    lines = "".join(json.dumps({"kind": kind}) + "\n" for kind in kinds)
+    incident = {
+        "id": "1", "direction": "down", "diagnosis": {}, "summary": "acceptance fell",
+        "segments": [{"segment": "code"}], "since": "2026-11-30T09:05:53Z",
+        "change_point_record": 46, "opened_record": 59,
+    }  # fmt: skip
+    pages = {
+        "/api/v1/incidents": ok(lambda: json.dumps({"incidents": [incident]})),
+        "/api/v1/records?format=jsonl": ok(lambda: lines),
+    }
+    answers = [Answer(0.0, "code", "known", 1, 1, 1)] * 20
+    with served(pages) as sidecar:
+        loop = Loop(
+            screen=Screen(Console(file=io.StringIO())),
+            traffic=cast("Traffic", SimpleNamespace(load=None, answers=answers)),
+            sidecar=SidecarClient(sidecar.url),
+            receiver=None,
+            alertmanager_url=None,
+            facts=Facts(seed=0),
+        )
+        stage = Stage("drift", "Shift")
+        facts = drift(loop, stage)
+    assert (facts["delay_requests"], facts["change_point_error_requests"]) == (15, 2)
+    assert "in code, 15 requests after the shift" in stage.note
 
 
 SERVING = ("driftguard serve", "--drafter", "bin/postgres")
