@@ -121,13 +121,19 @@ def print_incident(incident: dict[str, Any], sidecar: str) -> None:
                 print_text(action["command"], "      ")
     print("\nWhat happened:")
     for step in incident["transitions"]:
-        print_text(f"{time_of(step['at'])}  {step['to_state']}: {step['reason']}", "  ")
+        print_text(f"{time_of(step['at'])}  {_became(step)}: {step['reason']}", "  ")
     if incident["notifications"]:
         print("\nWho was told:")
     for told in incident["notifications"]:
         outcome = f"delivered {time_of(told['delivered_at'])}" if told["delivered_at"] else "not delivered"
         error = f", last error: {told['last_error']}" if told["last_error"] else ""
         print_text(f"{told['destination']}: {told['event']}, {outcome}{error}", "  ")
+
+
+def _became(step: dict[str, Any]) -> str:
+    """Its state; of what changed none, the severity to which it was raised, or that something was noted."""
+    is_same = step["from_state"] == step["to_state"]
+    return str((step["severity"] or "noted") if is_same else step["to_state"])
 
 
 def _levels(segment: dict[str, Any]) -> str:

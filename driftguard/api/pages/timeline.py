@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from driftguard.api.drafts import DraftModel
-from driftguard.api.incident_models import IncidentDetail
+from driftguard.api.incident_models import IncidentDetail, TransitionModel
 from driftguard.api.retraining import RunModel
 
 
@@ -26,15 +26,19 @@ def timeline(incident: IncidentDetail, runs: Sequence[RunModel], drafts: Sequenc
     return sorted(_events(incident, runs, drafts), key=lambda event: event.at)
 
 
+def _word(step: TransitionModel) -> str:
+    if step.from_state is None:
+        return "found"
+    return (step.severity or "noted") if step.from_state == step.to_state else step.to_state
+
+
 def _events(
     incident: IncidentDetail, runs: Sequence[RunModel], drafts: Sequence[DraftModel]
 ) -> Iterator[Event]:
     fell = "acceptance rose" if incident.direction == "up" else "acceptance fell"
     yield Event(incident.since, "changed", "tokens come slower" if incident.evidence.goodput else fell)
     for step in incident.transitions:
-        became = "found" if step.to_state == "open" else step.to_state
-        raised = step.severity if step.from_state == step.to_state else None
-        yield Event(step.at, raised or became, step.reason)
+        yield Event(step.at, _word(step), step.reason)
     for told in incident.notifications:
         if told.delivered_at:
             yield Event(told.delivered_at, "told", f"{told.destination}: {told.event}, {told.severity}")
