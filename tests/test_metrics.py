@@ -85,7 +85,8 @@ def test_an_incident_that_ended_is_no_longer_counted() -> None:
 def test_ended_runs_are_counted_once_however_often_they_are_read() -> None:
     metrics = Metrics()
     for total in (2, 2, 3):
-        metrics.retraining.set_ended_runs([("chat", "target", "promoted", total)])
+        ended = {("chat", "target", "promoted"): (total, datetime(2026, 11, total, tzinfo=UTC))}
+        metrics.retraining.set_ended_runs(ended)
     labels = {"server": "chat", "target": "target", "outcome": "promoted"}
     assert metrics.registry.get_sample_value("driftguard_retrain_runs_total", labels) == 3
 

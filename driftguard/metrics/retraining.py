@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from driftguard.metrics.labels import PLACE
@@ -12,7 +12,7 @@ from driftguard.metrics.series import Series
 class RetrainingMetrics:
     def __init__(self, series: Series) -> None:
         self._series = series
-        self._ended_runs: dict[tuple[str, str, str], int] = {}
+        self._ended_runs: dict[tuple[str, str, str], tuple[int, datetime | None]] = {}
         self.runs = series.counter(
             "driftguard_retrain_runs", "Ended retraining runs by outcome.", *PLACE, "outcome"
         )
@@ -79,15 +79,18 @@ class RetrainingMetrics:
             "driftguard_gate_passed", "1 if the gate accepted the last candidate.", *PLACE
         )
 
-    def set_ended_runs(self, totals: Iterable[tuple[str, str, str, int]]) -> None:
-        """`totals`: (server, target, outcome, number ever). Runs end in other processes too (the nightly
-        job), so the counter follows the number in the database; it never decreases."""
-        for server, target, outcome, total in totals:
-            key = (server, target, outcome)
-            counted = self._ended_runs.get(key)
-            if counted is None or total > counted:
-                self.runs.labels(*key).inc(total - (counted or 0))
-                self._ended_runs[key] = total
+    def set_ended_runs(self, totals: Mapping[tuple[str, str, str], tuple[int, datetime | None]]) -> None:
+        """`totals`: (server, target, outcome) -> how many have ended so, and when the newest has. Runs end in
+        other processes too (the nightly job), so the counter follows the number in the database; it never
+        decreases. That number may: a rollback by hand takes a promoted run up again. Where it is refused the
+        run counts among them again, and has not ended anew."""
+        for key, (total, newest) in totals.items():
+            known = self._ended_runs.get(key)
+            self._ended_runs[key] = (total, newest or (known and known[1]))
+            if known is None:
+                self.runs.labels(*key).inc(total)
+            elif total > known[0] and newest != known[1]:
+                self.runs.labels(*key).inc(total - known[0])
 
     def set_last_successes(self, successes: Iterable[tuple[str, str, datetime]]) -> None:
         self._series.set(

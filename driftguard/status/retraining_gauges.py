@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 
 from sqlalchemy.orm import Session
 
@@ -34,11 +35,12 @@ def refresh(session: Session, metrics: Metrics, places: set[tuple[str, str]]) ->
 
 
 def _show_runs(session: Session, metrics: Metrics, places: set[tuple[str, str]]) -> None:
+    none: tuple[int, datetime | None] = (0, None)
     metrics.retraining.set_ended_runs(
-        [
-            *((*place, outcome, 0) for place in places for outcome in RUN_OUTCOMES),
-            *status_queries.ended_runs(session),
-        ]
+        {
+            **{(*place, outcome): none for place in places for outcome in RUN_OUTCOMES},
+            **status_queries.ended_runs(session),
+        }
     )
     metrics.retraining.set_last_successes(retrain_runs.last_success_at(session))
     outcomes, rejected = status_queries.last_outcomes(session), status_queries.rejected_in_a_row(session)

@@ -137,14 +137,21 @@ def last_retrains(session: Session) -> dict[tuple[str, str], RetrainRun]:
     return {(run.server, run.target): run for run in session.scalars(query)}
 
 
-def ended_runs(session: Session) -> list[tuple[str, str, str, int]]:
-    """(server, target, how it ended, how many) of all retraining runs ever."""
+def ended_runs(session: Session) -> dict[tuple[str, str, str], tuple[int, datetime | None]]:
+    """(server, target, how it ended) -> how many retraining runs, and when the newest ended."""
     query = (
-        select(RetrainRun.server, RetrainRun.target, RetrainRun.state, func.count())
+        select(
+            RetrainRun.server,
+            RetrainRun.target,
+            RetrainRun.state,
+            func.count(),
+            func.max(RetrainRun.ended_at),
+        )
         .where(RetrainRun.ended_at.is_not(None))
         .group_by(RetrainRun.server, RetrainRun.target, RetrainRun.state)
     )
-    return [(server, target, state, count) for server, target, state, count in session.execute(query)]
+    rows = session.execute(query)
+    return {(server, target, state): (count, newest) for server, target, state, count, newest in rows}
 
 
 def last_outcomes(session: Session) -> dict[tuple[str, str], str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import cast
 from uuid import uuid4
 
 import pytest
@@ -18,6 +19,7 @@ from driftguard.records.documents.incident import IncidentEvidence
 from driftguard.status import gauges
 from driftguard.store import incidents, retrain_runs
 from driftguard.store.database import Database
+from driftguard.store.retrain_runs import RunState
 from driftguard.store.tables import Incident, Notification, RetrainRun, Stream
 from tests.alerting.incident_rows import add_incident, add_stream, resolve
 from tests.many_streams import populate
@@ -172,6 +174,35 @@ def test_the_first_failed_retraining_is_an_increase_of_its_counter(
     assert shown(looking, "retrain_runs_total", **PLACE, outcome="failed") == 0
     add_run(database, "failed", 5)
     assert shown(looking, "retrain_runs_total", **PLACE, outcome="failed") == 1
+
+
+def test_a_promotion_after_one_that_was_taken_back_by_hand_is_counted(
+    database: Database, looking: LookAround
+) -> None:
+    """Of a server that restarts: the run that had promoted goes on, and ends as rolled back."""
+
+    def counted() -> dict[str, float | None]:
+        outcomes = ("promoted", "rolled_back")
+        return {one: shown(looking, "retrain_runs_total", **PLACE, outcome=one) for one in outcomes}
+
+    add_stream(database)
+    add_run(database, "promoted", 30)
+    assert counted() == {"promoted": 1, "rolled_back": 0}
+    with database.session() as session:
+        run = retrain_runs.list_page(session, limit=1)[0]
+        before = {"ended_at": run.ended_at}
+    for state, values in (("rolling_back", {"ended_at": None}), ("promoted", before)):  # refused
+        with database.session() as session:
+            retrain_runs.advance(session, run.id, cast("RunState", state), **values)
+        assert counted() == {"promoted": 1, "rolled_back": 0}
+    with database.session() as session:
+        retrain_runs.advance(session, run.id, "rolling_back", ended_at=None)
+    assert counted() == {"promoted": 1, "rolled_back": 0}
+    with database.session() as session:
+        retrain_runs.end(session, run.id, "rolled_back", "by hand", NOW - timedelta(minutes=10))
+    assert counted() == {"promoted": 1, "rolled_back": 1}
+    add_run(database, "promoted", 5)
+    assert counted() == {"promoted": 2, "rolled_back": 1}
 
 
 def test_the_last_outcome_is_that_of_the_run_that_ended_last(database: Database, looking: LookAround) -> None:
