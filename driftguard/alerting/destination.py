@@ -26,5 +26,10 @@ def alertmanagers(urls: Collection[str]) -> list[str]:
     return [identity("alertmanager", url.rstrip("/")) for url in urls]
 
 
+def identities(alertmanager_urls: Collection[str], webhook_urls: Collection[str]) -> tuple[str, ...]:
+    """Of all to which a sidecar posts."""
+    return (*alertmanagers(alertmanager_urls), *webhooks(webhook_urls))
+
+
 def webhooks(urls: Collection[str]) -> list[str]:
     return [identity("webhook", url) for url in urls]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
@@ -137,10 +137,16 @@ class NotificationModel(FrozenModel):
     delivered_at: datetime | None
     attempts: int
     last_error: str | None
+    in_settings: bool = Field(
+        description="Whether this sidecar posts there. What was not delivered to a destination that was "
+        "removed from the settings of all, or has another address there, is not posted any more."
+    )
 
     @classmethod
-    def of(cls, row: Notification) -> NotificationModel:
+    def of(cls, row: Notification, destinations: Collection[str]) -> NotificationModel:
+        """`destinations`: those in the settings, by their identities."""
         return cls(
+            in_settings=row.destination in destinations,
             destination=shown(row.destination),
             event=row.event,
             severity=row.severity,
@@ -166,6 +172,7 @@ class IncidentDetail(IncidentModel):
         stream: Stream,
         transitions: list[IncidentTransition],
         notifications: list[Notification],
+        destinations: Collection[str],
         examples: Sequence[ExampleModel],
         actions: Sequence[ActionModel],
     ) -> IncidentDetail:
@@ -173,7 +180,7 @@ class IncidentDetail(IncidentModel):
             **{**_facts(incident, stream), "diagnosis": DiagnosisModel.of(incident, examples)},
             actions=list(actions),
             transitions=[TransitionModel.model_validate(item) for item in transitions],
-            notifications=[NotificationModel.of(item) for item in notifications],
+            notifications=[NotificationModel.of(item, destinations) for item in notifications],
         )
 
 

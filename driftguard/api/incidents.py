@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from sqlalchemy.orm import Session
 
+from driftguard.alerting import destination
 from driftguard.api import openapi_examples
 from driftguard.api.actions import ActionModel
 from driftguard.api.auth import is_allowed, require_key
@@ -123,11 +124,13 @@ def detail(
 ) -> IncidentDetail:
     """with_text: of captured requests."""
     incident, stream = incidents.find(session, incident_id)
+    alerting = context.settings.alerting
     return IncidentDetail.with_history(
         incident,
         stream,
         list(incidents.transitions(session, incident_id)),
         list(notifications.of_incident(session, incident_id)),
+        destination.identities(alerting.alertmanager_urls, alerting.webhook_urls),
         _examples(session, incident, with_text=with_text),
         _actions(session, incident, stream, context),
     )

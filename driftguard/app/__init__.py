@@ -96,9 +96,7 @@ class Sidecar:
         self._answering = threading.Timer(ANSWER_SECONDS, self._answer_all)
         self._answering.daemon = True
         peers, hooks = settings.alerting.alertmanager_urls, settings.alerting.webhook_urls
-        self._paging = Paging(
-            (*destination.alertmanagers(peers), *destination.webhooks(hooks)), settings.alerting.page_slowdown
-        )
+        self._paging = Paging(destination.identities(peers, hooks), settings.alerting.page_slowdown)
         self.fold_watch = FoldWatch()
         self.usual_silences = UsualSilences()
         self._looking = LookAround(

@@ -125,7 +125,10 @@ def print_incident(incident: dict[str, Any], sidecar: str) -> None:
     if incident["notifications"]:
         print("\nWho was told:")
     for told in incident["notifications"]:
-        outcome = f"delivered {time_of(told['delivered_at'])}" if told["delivered_at"] else "not delivered"
+        gone = "" if told.get("in_settings", True) else ", and not in the settings of this sidecar"
+        outcome = (
+            f"delivered {time_of(told['delivered_at'])}" if told["delivered_at"] else f"not delivered{gone}"
+        )
         error = f", last error: {told['last_error']}" if told["last_error"] else ""
         print_text(f"{told['destination']}: {told['event']}, {outcome}{error}", "  ")
 
