@@ -62,11 +62,18 @@ def load_settings(config: Path | None = None, **overrides: Any) -> Settings:
 def _read(path: Path) -> dict[str, Any]:
     """Once: what is in a pipe is gone then."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # editors of Windows write a mark
+        found = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # editors of Windows write a mark
     except OSError as error:
         raise BadSettings(f"{path}: cannot be read ({error.strerror})") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadSettings(f"{path}: not valid TOML ({error})") from None
+    known: dict[str, str] = {}
+    for name in found:  # which is taken with capitals too; of two one would be left out without a word
+        if (other := known.setdefault(name.lower(), name)) != name:
+            raise BadSettings(
+                f"{other} and {name}: one setting by two names; write both below {name.lower()}"
+            )
+    return found
 
 
 def _unknown_variables() -> Iterator[str]:

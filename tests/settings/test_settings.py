@@ -53,6 +53,7 @@ def test_command_line_then_environment_then_file(tmp_path: Path, monkeypatch: py
         ("[captre]\nenabled = true", "captre: no such setting; did you mean capture?"),
         ("[[sources]]\nurl = 'http://a'\nservre = 'a'", "sources.0.servre: no such setting; `driftguard"),
         ("[[sources]]\nserver = 'a'", "sources.0.url: needed, but not set"),
+        ("[alerting]\n[Alerting]\nwebhook_urls = []", "alerting and Alerting: one setting by two names"),
         ("port = true", "port: cannot be true or false"),
         ("host = ''", "host: string should have at least 1 character, not ''"),
         ("[proxy]\nhost = ''", "proxy.host: string should have at least 1 character"),
