@@ -82,6 +82,11 @@ class Reading:
         start = next(iter(found.values())) if len(found) == 1 else None
         return start if start is not None and 0.0 <= start < LATEST_START else None
 
+    @property
+    def told_process(self) -> str | float | None:
+        """What distinguishes the process that answered from others; None if the server does not tell."""
+        return self.process or self.started_at
+
     def of(self, name: str, **labels: str) -> dict[Labels, float]:
         """The series of one name with these labels."""
         wanted = frozenset(labels.items())

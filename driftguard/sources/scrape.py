@@ -37,7 +37,7 @@ MAX_BYTES: Final = 32 * 2**20
 KEPT_INTERVALS: Final = 2  # for which an idle connection is kept open, if the server allows it
 VERSION_AFTER: Final = timedelta(minutes=5)  # asked again; at once after a restart
 TURNS_FOR: Final = timedelta(minutes=10)
-LEFT_STARTS_KEPT: Final = 64
+LEFT_PROCESSES_KEPT: Final = 64
 HIDDEN: Final = frozenset({404, 405, 501})
 FORBIDDEN: Final = frozenset({401, 403})
 
@@ -186,12 +186,12 @@ def drafted_with(records: Sequence[AcceptanceRecord]) -> Drafted | None:
 def _do_several_take_turns(source: Source, reading: Reading) -> bool:
     """Whether a process answers again after which another one did: none comes back after a restart. Until
     that has not happened for TURNS_FOR, since two readings in a row may be of the same."""
-    before = source.before.started_at if source.before else None
-    now = reading.started_at
+    before = source.before.told_process if source.before else None
+    now = reading.told_process
     if before is not None and now is not None and before != now:
-        if now in source.left_starts:
+        if now in source.left_processes:
             source.taking_turns_at = reading.at
-        source.left_starts = (*source.left_starts, before)[-LEFT_STARTS_KEPT:]
+        source.left_processes = (*source.left_processes, before)[-LEFT_PROCESSES_KEPT:]
     at = source.taking_turns_at
     return at is not None and reading.at - at < TURNS_FOR
 

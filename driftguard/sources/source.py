@@ -50,7 +50,7 @@ class Source:
     before: Reading | None = None  # the reading at which the next window begins
     unfinished: Unfinished | None = None  # where that goes on: as it was judged with the newest reading
     unanswered: Windows | None = None  # were sent to the database, and may be stored
-    left_starts: tuple[float, ...] = ()  # of the last processes after which another one answered
+    left_processes: tuple[str | float, ...] = ()  # the last after which another one answered
     taking_turns_at: datetime | None = None  # when one of those was last seen to answer again
     drafted: Drafted | None = None  # what it did with last, also before its last start
     has_contradicted: bool = False  # whether no record could hold the counts of its last window

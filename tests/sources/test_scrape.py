@@ -464,16 +464,19 @@ def test_a_tensorrt_llm_started_again_without_speculation_goes_on_in_its_stream(
     assert {(one.stream_key, one.draft) for one in later} == {(first.stream_key, "org/eagle3")}
 
 
+@pytest.mark.parametrize("kind", [FakeVllm, FakeLlamaCpp])
 def test_several_servers_that_answer_in_turns_are_told_and_make_no_windows(
-    server: Served, stored: Stored, monkeypatch: pytest.MonkeyPatch
+    server: Served, stored: Stored, monkeypatch: pytest.MonkeyPatch, kind: type[FakeEngine]
 ) -> None:
     """As behind a load balancer. Each reading looks like a restart, so that a window would hold all that the
-    other one has counted since its start."""
-    engines = [FakeVllm(started_at=1_750_000_000.0 + 600 * number) for number in range(2)]
-    source = source_at(server.url)
+    other one has counted since its start. llama.cpp's answers tell that, not its metrics."""
+    engines = [kind(started_at=1_750_000_000.0 + 600 * number) for number in range(2)]
+    source = source_at(server.url, target="t")
 
-    def scraped_from(engine: FakeVllm) -> Scraped:
+    def scraped_from(engine: FakeEngine) -> Scraped:
         server.pages["/metrics"] = ok(engine.text)
+        if kind is FakeLlamaCpp:
+            server.headers["Process-Start-Time-Unix"] = f"{engine.started_at:.0f}"
         engine.serve(STEPS)
         return scraped(source, stored)
 
