@@ -4,8 +4,10 @@ Counters of a process begin at 0 when it starts, and a restart is detected in tw
 `process_start_time_seconds` changes, or a counter falls. In both cases the counter holds the counts since the
 restart, so nothing is lost and no increase is negative. Without a start time, all counters with the same
 labels (except for the position) restart together: those of one rank or one replica, which may restart without
-the others. llama.cpp gives a start time beside its metrics, of a clock of its own (`process`). OTLP gives the
-start time of each counter (`starts`); without a process start time, a later one is a restart too.
+the others. Nor does a server go on of whose counters none is left: some print a counter from its first
+increment on, and another version may print it with other labels. llama.cpp gives a start time beside its
+metrics, of a clock of its own (`process`). OTLP gives the start time of each counter (`starts`); without a
+process start time, a later one is a restart too.
 """
 
 from __future__ import annotations
@@ -169,7 +171,9 @@ class Increase:
     @classmethod
     def between(cls, before: Reading, after: Reading, counters: Collection[str]) -> Increase:
         restart = _restarted_at(before, after)
-        is_another = restart is not None or _is_another_process(before, after)
+        is_another = (
+            restart is not None or _is_another_process(before, after) or _are_gone(before, after, counters)
+        )
         groups = {} if is_another else _restarted_groups(before, after, counters)
         gained = {
             name: {
@@ -244,10 +248,19 @@ def _is_another_process(before: Reading, after: Reading) -> bool:
 
 def has_restarted(before: Reading, after: Reading) -> bool:
     """Whether the server, or a part of it with counters of its own, restarted between the two."""
-    if _is_another_process(before, after):
+    names = {*before.samples, *after.samples}
+    counters = [name for name in names if name.endswith(("_total", "_sum", "_count"))]
+    if _is_another_process(before, after) or _are_gone(before, after, counters):
         return True
-    counters = [name for name in after.samples if name.endswith(("_total", "_sum", "_count"))]
     return _restarted_at(before, after) is not None or bool(_restarted_groups(before, after, counters))
+
+
+def _are_gone(before: Reading, after: Reading, counters: Collection[str]) -> bool:
+    """Whether there were counters, and none of them is left."""
+    if before.started_at is not None and after.started_at is not None:
+        return False  # which tell
+    known = [(name, labels) for name in counters for labels in before.samples.get(name, {})]
+    return bool(known) and not any(labels in after.samples.get(name, {}) for name, labels in known)
 
 
 def _group(labels: Labels) -> Labels:

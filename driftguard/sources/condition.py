@@ -53,7 +53,8 @@ def judge(
     never = condition_of(windows) == "not_speculating"  # since its start
     if never and drafted:
         windows = [_of_one_that_drafted(window, drafted) for window in windows]
-    condition = condition_of(windows)
+    # One that has just started may print nothing of what it generates before it does.
+    condition = condition_of(windows) if windows or not drafted else "idle"
     if condition == "not_speculating":
         return Judged(condition, f"{adapter.name} answers, but does not speculate; {adapter.speculate}")
     if before is None:

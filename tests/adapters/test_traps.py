@@ -11,7 +11,7 @@ import pytest
 
 from driftguard.adapters.adapter import Kind
 from driftguard.adapters.kinds import ADAPTERS, detect
-from driftguard.adapters.reading import Reading, Unreadable
+from driftguard.adapters.reading import Reading, Unreadable, has_restarted
 from driftguard.adapters.window import Identity, Incomplete, LeftOut, Window, condition_of
 from driftguard.detection.statistics.windows import after_gap
 from tests.adapters.fake_engines import (
@@ -322,3 +322,20 @@ def test_what_is_no_exposition_is_refused() -> None:
 def test_metrics_of_something_else_are_no_engine() -> None:
     assert detect("go_goroutines 7\nprocess_start_time_seconds 1\n") is None
     assert detect("<html>") is None
+
+
+@pytest.mark.parametrize("after", ["", "other labels"])
+def test_counters_of_which_none_is_left_began_anew(after: str) -> None:
+    """Of a server that tells no start: it counts from its first request on, or is of another version."""
+    engine = FakeSGLang()
+    engine.serve(STEPS)
+    text = {
+        "": 'sglang:num_queue_reqs{model_name="m"} 0\n',
+        "other labels": engine.text().replace("engine_type=", 'moe_ep_rank="0",engine_type='),
+    }[after]
+    names = ADAPTERS["sglang"].names
+    first, second = (Reading.parse(told, names, at) for told, at in ((engine.text(), BEFORE), (text, AFTER)))
+    assert has_restarted(first, second)
+    assert not has_restarted(first, first)
+    begun = [one.begun_at for one in ADAPTERS["sglang"].windows(first, second, Identity("server"))]
+    assert begun == ([BEFORE + (AFTER - BEFORE) / 2] if after else [])

@@ -25,7 +25,7 @@ from driftguard.store.announced_drafts import Effective
 from driftguard.store.database import Database
 from driftguard.store.sources import SourceState
 from driftguard.store.tables import Record, Stream
-from tests.adapters.fake_engines import FakeEngine, FakeLlamaCpp, FakeVllm
+from tests.adapters.fake_engines import FakeEngine, FakeLlamaCpp, FakeSGLang, FakeVllm
 from tests.alerting.http_receiver import wait_until
 from tests.api.ingest_server import serving
 from tests.sources.served import Served, ok, served
@@ -50,7 +50,9 @@ class World:
 
     def scrape(self) -> Scraped:
         self.server.pages["/metrics"] = ok(self.engine.text)
+        return self.scrape_as_it_is()
 
+    def scrape_as_it_is(self) -> Scraped:
         async def once() -> Scraped:
             await self.announced.look()
             async with open_client(ScrapingSettings()) as client:
@@ -130,6 +132,20 @@ def test_a_restart_without_traffic_counts_and_a_later_one_changes_nothing(world:
     world.scrape()
     serve_much(world)
     assert world.versions == ["v1", "v2", "v2"]
+
+
+def test_a_restart_shows_before_the_first_request_of_a_server_that_counts_from_it_on(
+    database: Database, server: Served
+) -> None:
+    """It tells no start either, and by the next scrape may have counted more than before."""
+    world = World(database, server, FakeSGLang())
+    world.serve()
+    world.announce("v2")
+    world.restart()
+    server.pages["/metrics"] = ok(lambda: 'sglang:num_queue_reqs{model_name="m"} 0\n')
+    assert world.scrape_as_it_is().condition == "idle"
+    world.serve()
+    assert world.versions == ["v1", "v2"]
 
 
 def test_a_sidecar_that_starts_knows_the_draft(world: World) -> None:
