@@ -1,7 +1,8 @@
 """SGLang. Tokens per verification are counted; draft tokens are not, so their number is steps x K.
 
 K is `spec_num_draft_tokens` - 1: SGLang includes the token that the drafts follow. With
---speculative-adaptive K changes between scrapes; a window in which it changed is left out.
+--speculative-adaptive K changes between scrapes; a window in which it changed is left out. Until its first 40
+forward passes that gauge is 0, as is the acceptance length: K is not told yet.
 Versions without `spec_verify_calls_total` give the acceptance length of their last log interval as a gauge,
 which keeps its value while the server is idle: it is only used if tokens were generated.
 Gauges repeat per rank of one replica; counters are kept by its first rank.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from driftguard.adapters.adapter import Kind
 from driftguard.adapters.reading import Increase, Reading, sums_and_counts
@@ -23,6 +25,7 @@ _GENERATED, _PROMPTS = "sglang:generation_tokens_total", "sglang:prompt_tokens_t
 _FIRST_TOKEN, _BETWEEN = "sglang:time_to_first_token_seconds", "sglang:inter_token_latency_seconds"
 _RUNNING, _WAITING = "sglang:num_running_reqs", "sglang:num_queue_reqs"
 _COUNTERS = frozenset({_STEPS, _GENERATED, _PROMPTS} | sums_and_counts(_FIRST_TOKEN, _BETWEEN))
+_NOT_YET: Final = -1  # in place of K
 _RANKS = ("tp_rank", "pp_rank", "moe_ep_rank")
 
 
@@ -62,7 +65,11 @@ def _window(target: str, increase: Increase, before: Reading, after: Reading, kn
         raise Incomplete(
             "this version of SGLang does not report how many tokens it drafts; set `num_speculative_tokens`"
         )
-    if k_before not in (None, k):
+    if k == _NOT_YET:
+        if increase.whole(_STEPS, **label):
+            raise LeftOut("SGLang has not told yet how many tokens it drafts, as it has just started")
+        k = 0
+    elif k_before not in (None, _NOT_YET, k) and increase.begun_at == before.at:
         raise LeftOut(f"K changed from {k_before} to {k} draft tokens since the last scrape")
     generated = increase.whole(_GENERATED, **label) or 0
     steps, fidelity = _steps(increase, after, generated, k, label)
@@ -87,9 +94,12 @@ def _window(target: str, increase: Increase, before: Reading, after: Reading, kn
 
 
 def _k(reading: Reading, known: Identity, label: dict[str, str]) -> int | None:
+    """None: its version does not tell."""
     if known.num_speculative_tokens is not None:
         return known.num_speculative_tokens
     tokens, steps = (list(reading.of(name, **label).values()) for name in (_DRAFT_TOKENS, _DRAFT_STEPS))
+    if (tokens or steps) and not any((*tokens, *steps, *reading.of(_LENGTH, **label).values())):
+        return _NOT_YET
     if tokens:
         return max(round(max(tokens)) - 1, 0)
     return round(max(steps)) if steps else None

@@ -229,7 +229,7 @@ def test_an_old_sglang_has_a_gauge_that_counts_only_where_tokens_were_generated(
 
 def test_sglang_may_stop_drafting_or_change_its_k() -> None:
     engine = FakeSGLang()
-    engine.serve(STEPS)
+    engine.serve(STEPS * 2)
     before = engine.text()
     engine.plain_tokens += 300
     off = engine.text().replace(f"}} {K + 1}\n", "} 1\n")
@@ -239,6 +239,36 @@ def test_sglang_may_stop_drafting_or_change_its_k() -> None:
     later = engine.text().replace(f"}} {K + 1}\n", "} 1\n")
     found = window("sglang", off, later)
     assert (found.condition, found.drafted, found.steps, found.generated) == ("drafting_stopped", 0, 0, 300)
+
+
+def test_an_sglang_that_has_just_started_has_not_stopped_drafting_where_it_does_not_tell_k_yet() -> None:
+    """Its gauges are 0 until its first 40 forward passes, also where it warmed itself up with a request."""
+    old = FakeSGLang()
+    old.serve(STEPS * 10)
+    engine = FakeSGLang()
+
+    def text_of_a_start() -> str:
+        return re.sub(r"(sglang:spec_(?:accept|num)_\S+) .*", r"\1 0.0", engine.text())
+
+    engine.serve([2, 3, 1])
+    warmed_up = text_of_a_start()
+    with pytest.raises(LeftOut, match="has not told yet"):
+        windows("sglang", old.text(), warmed_up)
+    assert window("sglang", warmed_up, warmed_up).condition == "idle"
+    engine.serve(STEPS * 10)
+    found = window("sglang", warmed_up, engine.text())
+    assert (found.steps, found.drafted, found.accepted) == (50, 200, 100)
+    engine = FakeSGLang(plain_tokens=7)  # without speculation they stay 0
+    assert window("sglang", FakeSGLang().text(), text_of_a_start()).condition == "not_speculating"
+
+
+def test_an_sglang_may_be_started_again_with_another_k() -> None:
+    old, engine = FakeSGLang(), FakeSGLang()
+    old.serve(STEPS * 10)
+    engine.serve(STEPS * 2)
+    after = engine.text().replace(f"}} {K + 1}\n", f"}} {K + 3}\n")
+    found = window("sglang", old.text(), after)
+    assert (found.num_speculative_tokens, found.steps, found.drafted) == (K + 2, 10, 60)
 
 
 @pytest.mark.parametrize(
