@@ -5,7 +5,8 @@ K is `spec_num_draft_tokens` - 1: SGLang includes the token that the drafts foll
 forward passes that gauge is 0, as is the acceptance length: K is not told yet.
 Versions without `spec_verify_calls_total` give the acceptance length of their last log interval as a gauge,
 which keeps its value while the server is idle: it is only used if tokens were generated.
-Gauges repeat per rank of one replica; counters are kept by its first rank.
+Gauges repeat per rank of one replica; counters are kept by its first rank. With --enable-priority-scheduling
+those of requests repeat per priority, beside their totals, whose priority is empty.
 """
 
 from __future__ import annotations
@@ -41,18 +42,22 @@ class SGLang:
     speculate = "start SGLang with --speculative-algorithm"
 
     def windows(self, before: Reading, after: Reading, known: Identity) -> Sequence[Window]:
-        before, after = _first_ranks(before), _first_ranks(after)
+        before, after = _once(before), _once(after)
         increase = Increase.between(before, after, _COUNTERS)
         targets = sorted(after.values_of(_LENGTH, "model_name") | after.values_of(_STEPS, "model_name"))
         return [_window(target, increase, before, after, known) for target in targets]
 
 
-def _first_ranks(reading: Reading) -> Reading:
-    def first(labels: dict[str, str]) -> bool:
+def _once(reading: Reading) -> Reading:
+    """Without what repeats other series."""
+
+    def counts(name: str, labels: dict[str, str]) -> bool:
+        if name in (_RUNNING, _WAITING) and labels.get("priority"):
+            return False
         return all(labels.get(rank, "0") == "0" for rank in _RANKS) and labels.get("engine_type") != "draft"
 
     samples = {
-        name: {labels: value for labels, value in series.items() if first(dict(labels))}
+        name: {labels: value for labels, value in series.items() if counts(name, dict(labels))}
         for name, series in reading.samples.items()
     }
     return replace(reading, samples=samples)

@@ -212,6 +212,15 @@ def test_sglang_ranks_are_not_added_and_the_draft_worker_is_not_the_server() -> 
     assert (found.steps, found.drafted, found.accepted) == (5, 20, 10)
 
 
+def test_sglang_requests_of_each_priority_are_not_added_to_those_of_all() -> None:
+    text = FakeSGLang().text()
+    for name in ("num_running_reqs", "num_queue_reqs"):
+        for priority, requests in (("", 7), ("0", 5), ("10", 2)):
+            text += f'sglang:{name}{{model_name="{MODEL}",priority="{priority}"}} {requests}\n'
+    found = window("sglang", text, text)
+    assert (found.concurrency, found.waiting_requests) == (7, 7)
+
+
 def without(text: str, name: str) -> str:
     return "".join(line + "\n" for line in text.splitlines() if not line.startswith(name))
 
