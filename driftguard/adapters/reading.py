@@ -169,7 +169,10 @@ class Increase:
     begun_at: datetime
 
     @classmethod
-    def between(cls, before: Reading, after: Reading, counters: Collection[str]) -> Increase:
+    def between(
+        cls, before: Reading, after: Reading, counters: Collection[str], *, of_one_process: bool = False
+    ) -> Increase:
+        """`of_one_process`: whatever their labels, the counters restart together."""
         restart = _restarted_at(before, after)
         is_another = (
             restart is not None or _is_another_process(before, after) or _are_gone(before, after, counters)
@@ -178,7 +181,7 @@ class Increase:
         gained = {
             name: {
                 labels: value
-                if is_another or _group(labels) in groups
+                if is_another or _group(labels) in groups or (of_one_process and groups)
                 else value - before.samples.get(name, {}).get(labels, 0.0)
                 for labels, value in after.samples[name].items()
             }

@@ -5,7 +5,8 @@ K is `spec_num_draft_tokens` - 1: SGLang includes the token that the drafts foll
 forward passes that gauge is 0, as is the acceptance length: K is not told yet.
 Versions without `spec_verify_calls_total` give the acceptance length of their last log interval as a gauge,
 which keeps its value while the server is idle: it is only used if tokens were generated.
-Gauges repeat per rank of one replica; counters are kept by its first rank. With --enable-priority-scheduling
+Gauges repeat per rank of one replica; counters are kept by its first rank, some of them by more labels than
+others. With --enable-priority-scheduling
 those of requests repeat per priority, beside their totals, whose priority is empty.
 """
 
@@ -43,7 +44,7 @@ class SGLang:
 
     def windows(self, before: Reading, after: Reading, known: Identity) -> Sequence[Window]:
         before, after = _once(before), _once(after)
-        increase = Increase.between(before, after, _COUNTERS)
+        increase = Increase.between(before, after, _COUNTERS, of_one_process=True)
         targets = sorted(after.values_of(_LENGTH, "model_name") | after.values_of(_STEPS, "model_name"))
         return [_window(target, increase, before, after, known) for target in targets]
 

@@ -212,6 +212,17 @@ def test_sglang_ranks_are_not_added_and_the_draft_worker_is_not_the_server() -> 
     assert (found.steps, found.drafted, found.accepted) == (5, 20, 10)
 
 
+def test_sglang_counters_of_fewer_labels_than_others_restart_with_them() -> None:
+    def text(steps: int, streamed: int, whole: int) -> str:
+        tokens = f'sglang:generation_tokens_total{{model_name="{MODEL}",is_streaming="%s"}} %d\n'
+        verified = f'sglang:spec_verify_calls_total{{model_name="{MODEL}"}} {steps}\n'
+        gauges = without(without(FakeSGLang().text(), "sglang:generation"), "sglang:spec_verify")
+        return gauges + verified + tokens % ("true", streamed) + tokens % ("false", whole)
+
+    found = window("sglang", text(300, streamed=1_000, whole=20), text(30, streamed=60, whole=40))
+    assert (found.steps, found.generated, found.accepted) == (30, 100, 70)
+
+
 def test_sglang_requests_of_each_priority_are_not_added_to_those_of_all() -> None:
     text = FakeSGLang().text()
     for name in ("num_running_reqs", "num_queue_reqs"):
