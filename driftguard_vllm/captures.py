@@ -16,6 +16,7 @@ import httpx
 import msgspec
 
 from driftguard.client import SidecarUnavailable, protocol
+from driftguard.client.sync import started
 from driftguard.errors import DriftGuardError, Forbidden, TooLarge
 from driftguard.records import AcceptanceRecord
 
@@ -53,8 +54,7 @@ class CaptureSender:
         """Both must not change any more: they are encoded later, in the other thread."""
         self._waiting.append((record, prompt, output))
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="driftguard-captures", daemon=True)
-            self._thread.start()
+            self._thread = started(self._run, "driftguard-captures")
 
     def close(self, timeout_seconds: float = 5.0) -> None:
         """Tries once to send what waits."""

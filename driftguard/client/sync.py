@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import threading
 import time
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 from uuid import UUID
 from weakref import WeakSet
 
@@ -26,7 +27,10 @@ from driftguard.errors import TooLarge
 from driftguard.records import AcceptanceRecord, UnrecordedReason, encode_record, encode_unrecorded
 
 Answer = TypeVar("Answer")
+LEAST_SECONDS: Final = 0.1
+log = logging.getLogger("driftguard.client")
 _clients: WeakSet[Client] = WeakSet()  # of this process
+_told: set[str] = set()  # names of threads that could not be started
 
 
 class Client:
@@ -100,8 +104,7 @@ class Client:
                 return
             self._buffer.add(record)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="driftguard-client", daemon=True)
-                self._thread.start()
+                self._thread = started(self._run, "driftguard-client")
             self._changed.notify_all()
 
     def count_unrecorded(self, server: str, reason: UnrecordedReason, requests: int = 1) -> None:
@@ -113,10 +116,7 @@ class Client:
                 return
             self._tally.add(server, reason, requests, datetime.now(UTC))
             if self._reporting is None:
-                self._reporting = threading.Thread(
-                    target=self._report, name="driftguard-unrecorded", daemon=True
-                )
-                self._reporting.start()
+                self._reporting = started(self._report, "driftguard-unrecorded")
 
     def flush(self, timeout_seconds: float = 5.0) -> bool:
         """Sends all waiting records now. False: not all were acknowledged in time; the rest keeps waiting."""
@@ -136,6 +136,7 @@ class Client:
             self._changed.notify_all()
         threads = [thread for thread in (self._thread, self._reporting) if thread is not None]
         deadline = time.monotonic() + timeout_seconds
+        self._send_here(deadline)
         for thread in threads:
             thread.join(max(deadline - time.monotonic(), 0.0))
         self._abandoned.set()
@@ -231,6 +232,26 @@ class Client:
                 self._buffer.answered(outcome)
             self._changed.notify_all()
 
+    def _send_here(self, deadline: float) -> None:
+        """What waits for a thread that could not be started; once, and until then. `deadline`: by
+        time.monotonic()."""
+        tells = self._reporting is None and bool(self._tally.reports())
+        if not tells and (self._thread is not None or self._buffer.is_empty):
+            return
+        self._http.timeout = max(deadline - time.monotonic(), LEAST_SECONDS)
+        if tells:
+            self._send_tally()
+        while self._thread is None and time.monotonic() < deadline and (batch := self._next_batch()):
+            try:
+                outcome = self._send_once(batch)
+            except TooLarge:
+                self._buffer.take_smaller_batches(batch)
+            except SidecarUnavailable as error:
+                self._buffer.failed(error)
+                return
+            else:
+                self._buffer.answered(outcome)
+
     def _send_once(self, batch: list[bytes]) -> Outcome:
         return protocol.outcome(self._post(protocol.body(batch)), batch)
 
@@ -262,6 +283,20 @@ class Client:
     def _pause(self, seconds: float) -> None:
         # Closing ends one wait, so that there is one more attempt; from then on only the time limit does.
         (self._abandoned if self._closing.is_set() else self._closing).wait(seconds)
+
+
+def started(work: Callable[[], None], name: str) -> threading.Thread | None:
+    """A thread. None where the system has none to give, or the process is ending (from Python 3.12 on): what
+    waits for it goes on waiting, and the next caller tries again."""
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        if name not in _told:
+            _told.add(name)
+            log.warning("no thread could be started, and what is to be sent waits for one: %s", error)
+        return None
+    return thread
 
 
 def _begin_in_child() -> None:

@@ -13,7 +13,7 @@ from driftguard.settings import Settings
 from driftguard.store.database import Database
 from tests.api.ingest_server import serving
 from tests.benchmarks.ingest_app import ingest_app
-from tests.client.test_client import stored
+from tests.client.test_client import stored, unrecorded
 from tests.conftest import PATIENCE_SECONDS
 
 BEGIN = """
@@ -37,6 +37,21 @@ send(3)
 os.kill(os.getpid(), signal.SIGTERM)
 """,
 }
+WITHOUT_THREADS = """
+def refuse(*_):
+    raise RuntimeError("can't start new thread")
+start, threading.Thread.start = threading.Thread.start, refuse
+send(3)
+client.count_unrecorded("chat", "no_numbers")
+if sys.argv[2] == "later":
+    threading.Thread.start = start
+    send(2)
+    client.flush(60)
+    client.count_unrecorded("chat", "no_numbers")
+client.close(60)
+counts = client.counts
+sys.exit(counts.dropped or counts.waiting)
+"""
 FORKS = """
 send(2)
 held, ended = threading.Event(), threading.Event()
@@ -84,6 +99,20 @@ def test_what_waits_is_sent_where_a_process_ends_in_order(
     given = set(run(ENDS[end], str(url)).stdout.split())
     assert len(given) == 3
     assert stored(database) == given
+
+
+@pytest.mark.parametrize("thread", ["never", "later"])
+def test_where_no_thread_can_be_started_nobody_hears_an_error_and_nothing_is_lost(
+    thread: str, url: httpx.URL, database: Database
+) -> None:
+    """As at a limit of the container, or where a process of Python 3.12 is ending."""
+    ended = run(WITHOUT_THREADS, str(url), thread)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("no thread could be started") == 2  # told once of each
+    given = set(ended.stdout.split())
+    assert len(given) == (3 if thread == "never" else 5)
+    assert stored(database) == given
+    assert unrecorded(database) == {("chat", "no_numbers"): 1 if thread == "never" else 2}
 
 
 @pytest.mark.parametrize("lock", ["free", "locked"])
