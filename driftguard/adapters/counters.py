@@ -39,7 +39,6 @@ class CounterAdapter:
     decode_seconds: tuple[
         str, ...
     ] = ()  # counter: seconds between the tokens of all requests; newest name first
-    tpot: str | None = None  # sum over count: seconds per token, if there are no decode_seconds
     counts_as_it_goes: bool = False  # tokens, each as it is made; else those of a request at its end
     positions_are_k: bool = False  # a series for each of the K positions from the start
     names_target: bool = True
@@ -58,7 +57,7 @@ class CounterAdapter:
             self.prompts,
         )
         found = {*single, *self.decode_seconds}
-        return sums_and_counts(*filter(None, (self.ttft, self.tpot))) | found
+        return (sums_and_counts(self.ttft) if self.ttft else frozenset()) | found
 
     @property
     def names(self) -> frozenset[str]:
@@ -133,9 +132,7 @@ class CounterAdapter:
         return int(10 ** max(digits - self.significant_digits, 0))
 
     def _seconds_per_token(self, increase: Increase, labels: dict[str, str]) -> float | None:
-        """A ratio of sums if there are decode_seconds, which do not include the first token of a request."""
-        if not self.decode_seconds:
-            return increase.mean(self.tpot, **labels) if self.tpot else None
+        """A ratio of sums; decode_seconds do not include the first token of a request."""
         told = (increase.of(name, **labels) for name in self.decode_seconds)
         seconds = next((value for value in told if value is not None), None)
         tokens = increase.of(self.generated, **labels)

@@ -1,4 +1,10 @@
-"""LMDeploy's PyTorch engine. Its gauges of acceptance are means since the server started: not used."""
+"""LMDeploy's PyTorch engine. Its gauges of acceptance are means since the server started: not used.
+
+`time_per_output_token_seconds` observes once per step: since 0.10 the seconds of the step divided by its
+tokens, whose mean is no time per token where steps have different numbers of them. `iter_token_latency`
+(without a unit in its name) has the seconds of each step. Versions before 0.10 lack it, and made one token
+per step.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +23,7 @@ LMDEPLOY = CounterAdapter(
     running="lmdeploy:num_requests_running",
     waiting="lmdeploy:num_requests_waiting",
     ttft="lmdeploy:time_to_first_token_seconds",
-    tpot="lmdeploy:time_per_output_token_seconds",
+    decode_seconds=("lmdeploy:iter_token_latency_sum", "lmdeploy:time_per_output_token_seconds_sum"),
     show_metrics="start LMDeploy's api_server without --disable-metrics",
     speculate="start LMDeploy with --speculative-algorithm and --speculative-draft-model",
 )

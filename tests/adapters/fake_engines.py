@@ -112,9 +112,8 @@ class FakeLmDeploy(FakeEngine):
             + f"lmdeploy:generation_tokens_total{labels} {self.generated}\n"
             + f"lmdeploy:prompt_tokens_total{labels} {100 * self.requests}\n"
             + self.first_tokens("lmdeploy:", labels)
-            + self.histogram(
-                "lmdeploy:time_per_output_token_seconds", labels, 0.01 * self.requests, self.requests
-            )
+            + self.histogram("lmdeploy:time_per_output_token_seconds", labels, 0.01 * self.steps, self.steps)
+            + self.histogram("lmdeploy:iter_token_latency", labels, 0.02 * self.steps, self.steps)
         )
 
 

@@ -19,6 +19,7 @@ from tests.adapters.fake_engines import (
     MODEL,
     FakeEngine,
     FakeLlamaCpp,
+    FakeLmDeploy,
     FakeSGLang,
     FakeTensorRtLlm,
     FakeTgi,
@@ -184,6 +185,19 @@ def test_times_are_ratios_of_sums() -> None:
     assert found.time_to_first_token_seconds == pytest.approx(0.25)
     assert found.time_per_output_token_seconds == pytest.approx(5 * 0.02 / (15 - 2))
     assert (found.concurrency, found.prompt_tokens) == (3, 200)
+
+
+def test_lmdeploy_is_as_fast_as_its_steps_and_tokens_say() -> None:
+    """Its own seconds per token are a mean over steps, whatever number of tokens each of them has."""
+    engine = FakeLmDeploy()
+    engine.serve(STEPS, requests=2)
+    before = engine.text()
+    engine.serve(STEPS * 2, requests=3)
+    found = window("lmdeploy", before, engine.text())
+    assert found.time_per_output_token_seconds == pytest.approx(10 * 0.02 / (30 - 3))
+    before, after = (without(text, "lmdeploy:iter_token_latency") for text in (before, engine.text()))
+    old = window("lmdeploy", before, after)  # as before 0.10
+    assert old.time_per_output_token_seconds == pytest.approx(10 * 0.01 / (30 - 3))
 
 
 def test_an_idle_window_is_none_and_one_without_drafts_says_that_drafting_stopped() -> None:
