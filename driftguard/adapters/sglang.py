@@ -1,4 +1,5 @@
-"""SGLang. Tokens per verification are counted; draft tokens are not, so their number is steps x K.
+"""SGLang. Tokens per verification are counted; draft tokens are not, so their number is steps x K. The first
+token of a request comes from reading its prompt, and from no verification.
 
 K is `spec_num_draft_tokens` - 1: SGLang includes the token that the drafts follow. With
 --speculative-adaptive K changes between scrapes; a window in which it changed is left out. Until its first 40
@@ -24,9 +25,10 @@ from driftguard.records import Fidelity
 _STEPS, _LENGTH = "sglang:spec_verify_calls_total", "sglang:spec_accept_length"
 _DRAFT_TOKENS, _DRAFT_STEPS = "sglang:spec_num_draft_tokens", "sglang:spec_num_steps"
 _GENERATED, _PROMPTS = "sglang:generation_tokens_total", "sglang:prompt_tokens_total"
+_REQUESTS = "sglang:num_requests_total"  # counted with their tokens, when they finish
 _FIRST_TOKEN, _BETWEEN = "sglang:time_to_first_token_seconds", "sglang:inter_token_latency_seconds"
 _RUNNING, _WAITING = "sglang:num_running_reqs", "sglang:num_queue_reqs"
-_COUNTERS = frozenset({_STEPS, _GENERATED, _PROMPTS} | sums_and_counts(_FIRST_TOKEN, _BETWEEN))
+_COUNTERS = frozenset({_STEPS, _GENERATED, _PROMPTS, _REQUESTS} | sums_and_counts(_FIRST_TOKEN, _BETWEEN))
 _NOT_YET: Final = -1  # in place of K
 _RANKS = ("tp_rank", "pp_rank", "moe_ep_rank")
 
@@ -78,14 +80,15 @@ def _window(target: str, increase: Increase, before: Reading, after: Reading, kn
     elif k_before not in (None, _NOT_YET, k) and increase.begun_at == before.at:
         raise LeftOut(f"K changed from {k_before} to {k} draft tokens since the last scrape")
     generated = increase.whole(_GENERATED, **label) or 0
-    steps, fidelity = _steps(increase, after, generated, k, label)
+    verified = max(generated - (increase.whole(_REQUESTS, **label) or 0), 0)
+    steps, fidelity = _steps(increase, after, verified, k, label)
     return Window(
         target=target or None,
         begun_at=increase.begun_at,
         ended_at=after.at,
         steps=steps,
         drafted=steps * k,
-        accepted=min(max(generated - steps, 0), steps * k),
+        accepted=min(max(verified - steps, 0), steps * k),
         generated=generated,
         fidelity=fidelity,
         speculated_before=bool(after.total(_STEPS, **label) or after.total(_LENGTH, **label)),
@@ -112,7 +115,7 @@ def _k(reading: Reading, known: Identity, label: dict[str, str]) -> int | None:
 
 
 def _steps(
-    increase: Increase, after: Reading, generated: int, k: int, label: dict[str, str]
+    increase: Increase, after: Reading, verified: int, k: int, label: dict[str, str]
 ) -> tuple[int, Fidelity]:
     counted = increase.whole(_STEPS, **label)
     if k == 0:
@@ -120,7 +123,7 @@ def _steps(
     if counted is not None:
         return counted, "counter"
     lengths = [length for length in after.of(_LENGTH, **label).values() if length >= 1.0]
-    return (round(generated * len(lengths) / sum(lengths)) if lengths else 0), "gauge"
+    return (round(verified * len(lengths) / sum(lengths)) if lengths else 0), "gauge"
 
 
 def _seconds_per_token(increase: Increase, generated: int, label: dict[str, str]) -> float | None:

@@ -180,7 +180,8 @@ class FakeSGLang(FakeEngine):
         labels = f'{{engine_type="unified",model_name="{MODEL}"}}'
         lines += [
             f"sglang:spec_verify_calls_total{labels} {self.steps}",
-            f"sglang:generation_tokens_total{labels} {self.generated}",
+            f"sglang:generation_tokens_total{labels} {self.generated + self.requests}",
+            f"sglang:num_requests_total{labels} {self.requests}",
             f"sglang:prompt_tokens_total{labels} {100 * self.requests}",
             f"sglang:num_queue_reqs{labels} {self.waiting}",
         ]

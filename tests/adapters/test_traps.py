@@ -226,6 +226,15 @@ def test_sglang_ranks_are_not_added_and_the_draft_worker_is_not_the_server() -> 
     assert (found.steps, found.drafted, found.accepted) == (5, 20, 10)
 
 
+def test_the_first_token_of_a_request_of_sglang_was_no_accepted_draft_token() -> None:
+    """It comes from reading the prompt. Else acceptance would change with the length of answers."""
+    engine = FakeSGLang()
+    before = engine.text()
+    engine.serve(STEPS, requests=8)
+    found = window("sglang", before, engine.text())
+    assert (found.steps, found.accepted, found.generated) == (5, 10, 23)
+
+
 def test_sglang_counters_of_fewer_labels_than_others_restart_with_them() -> None:
     def text(steps: int, streamed: int, whole: int) -> str:
         tokens = f'sglang:generation_tokens_total{{model_name="{MODEL}",is_streaming="%s"}} %d\n'
