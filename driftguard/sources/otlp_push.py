@@ -182,14 +182,16 @@ def _resource(attributes: dict[str, Any]) -> str:
 
 
 def _adapter(points: Sequence[Point], known: Adapter | None) -> Adapter | None:
-    """`known` as long as its metrics arrive, else detected by their names."""
+    """`known` as long as its metrics arrive, else detected by their names. A part of an export of BentoML,
+    which has vLLM's metrics, may look like one of vLLM."""
     names = {point.name for point in points}
     if not names:
         return None
     for adapter in filter(None, (known, OPENTELEMETRY)):
         if any(name.startswith(adapter.prefix) for name in names):
             return adapter
-    return detect("\n".join(names))
+    found = detect("\n".join(names))
+    return known if found and known and found.names == known.names else found
 
 
 def _state(source: PushedSource, outcome: Outcome) -> sources.SourceState:

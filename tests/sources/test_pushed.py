@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from driftguard.store.database import Database
-from tests.adapters.fake_engines import FakeVllm, K
+from tests.adapters.fake_engines import FakeBentoMl, FakeVllm, K
 from tests.adapters.otlp_exports import exported
 from tests.sources.stored import Stored
 from tests.sources.test_pushed_rounded import receiving
@@ -65,3 +65,17 @@ def test_what_was_counted_while_the_database_was_away_is_stored_once(
     assert all(record.drafted == record.steps * K for record in found)
     for earlier, later in pairwise(found):
         assert later.started_at == earlier.ended_at
+
+
+def test_an_export_of_bentoml_may_come_in_parts_some_of_which_look_like_vllm(
+    client: httpx.Client, stored: Stored
+) -> None:
+    engine, at_ns = FakeBentoMl(), time.time_ns() - 600 * 10**9
+    for number in range(1, 5):
+        engine.serve([3] * 10)
+        text = engine.text().rpartition("\n\n")[2]  # its series once
+        for part in ("bentoml_service_requests_total 7\n", text):
+            body = exported(part, at_ns + number * 30 * 10**9, service__instance__id="chat")
+            headers = {"Content-Type": "application/x-protobuf"}
+            assert client.post("/v1/metrics", content=body.SerializeToString(), headers=headers).is_success
+    assert [record.steps for record in stored.records] == [10, 10, 10]
