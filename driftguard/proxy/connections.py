@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, MutableSet
 from contextlib import suppress
 from typing import Any, Final
 
-from aiohttp import StreamReader, web
+from aiohttp import HttpVersion11, StreamReader, web
 from aiohttp.helpers import ceil_timeout
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.streams import EMPTY_PAYLOAD
@@ -45,11 +45,13 @@ def limits_of(max_connections: int) -> ConnectionLimits:
 def close_if_last(request: web.BaseRequest, response: web.StreamResponse) -> None:
     """Where no other request may follow on the connection: the server stops, and the head of the answer can
     still say so; or the library's parser would take the last trailer of this body for a header of the next
-    request, which may be another client's behind a reverse proxy."""
+    request, which may be another client's behind a reverse proxy; or nothing but the end of the connection
+    tells a client of HTTP/1.0 where an answer of unknown length ends."""
     connection = request.protocol if isinstance(request.protocol, _Connection) else None
     stops = connection is not None and connection.server.stops and not response.prepared
     ends = connection is not None and connection.ends_with(request.content)
-    if stops or (_CODING in request.headers and not ends):
+    has_no_end = request.version < HttpVersion11 and response.content_length is None
+    if stops or has_no_end or (_CODING in request.headers and not ends):
         response.force_close()
 
 

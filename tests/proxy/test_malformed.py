@@ -141,6 +141,28 @@ def test_a_body_in_chunks_without_trailers_leaves_the_connection_open() -> None:
     asyncio.run(scenario())
 
 
+def test_the_end_of_a_stream_is_told_to_a_client_of_http_1_0_that_keeps_its_connection() -> None:
+    """As nginx by default, where it passes the Connection of its client on: it would wait for the end."""
+
+    async def stream(request: web.BaseRequest) -> web.StreamResponse:
+        if request.path != "/x":
+            return await ok(request)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def scenario() -> None:
+        async with proxied(stream) as setup:
+            kept = head("Connection: keep-alive", path="/short", version="1.0")
+            answers = await asked(setup, [kept, head("Connection: keep-alive", version="1.0")])
+            assert answers.startswith(b"HTTP/1.0 200")
+            assert answers.count(b"Connection: keep-alive") == 1, "that of the short answer"
+            assert answers.endswith(b"\r\n\r\ndata: [DONE]\n\n")
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("path", ["/" + "a" * 5_000, "//other/x", "/a/../b/%2e%2e/c?%zz%00"])
 def test_what_is_only_unusual_passes_as_it_is(path: str) -> None:
     async def scenario() -> None:
