@@ -50,6 +50,7 @@ class _Value:
     at_ns: int
     start_ns: int = 0
     is_counter: bool = False  # a cumulative one
+    found_ns: int = 0  # when a collector found it: from then on it says that it began then
 
 
 @dataclass(slots=True)
@@ -119,9 +120,15 @@ class Readings:
             so_far = self._sums[series].value if series in self._sums else 0.0
             self._sums[series] = self._open[series] = _Value(so_far + value, point.at_ns)
         else:
-            start_ns = point.start_ns if point.start_ns < point.at_ns else 0  # equal: the start is not known
+            known = self._open.get(series) or self._last.get(series)
+            found_ns = known.found_ns if known else 0
+            if point.start_ns == point.at_ns:  # a counter that has just begun has counted nothing to export
+                found_ns = point.at_ns
+            is_start = point.start_ns < point.at_ns and point.start_ns != found_ns
             is_counter = point.temporality == "cumulative" and point.is_monotonic
-            self._open[series] = _Value(value, point.at_ns, start_ns, is_counter)
+            self._open[series] = _Value(
+                value, point.at_ns, point.start_ns if is_start else 0, is_counter, found_ns
+            )
         self._is_told = False
 
     def _settle(self, *, is_over: bool) -> list[Taken]:

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from driftguard.store.database import Database
-from tests.adapters.fake_engines import FakeBentoMl, FakeVllm, K
+from tests.adapters.fake_engines import FakeBentoMl, FakeLmDeploy, FakeVllm, K
 from tests.adapters.otlp_exports import exported
 from tests.sources.stored import Stored
 from tests.sources.test_pushed_rounded import receiving
@@ -79,3 +79,22 @@ def test_an_export_of_bentoml_may_come_in_parts_some_of_which_look_like_vllm(
             headers = {"Content-Type": "application/x-protobuf"}
             assert client.post("/v1/metrics", content=body.SerializeToString(), headers=headers).is_success
     assert [record.steps for record in stored.records] == [10, 10, 10]
+
+
+def test_a_collector_that_starts_again_while_the_database_is_away_restarts_no_server(
+    client: httpx.Client, stored: Stored
+) -> None:
+    """It does not know when counters began that it finds, and says that they began with its first point."""
+    engine, at_ns = FakeLmDeploy(), time.time_ns() - 600 * 10**9
+    engine.serve([3] * 1_000)
+    start_ns = at_ns
+    for number in range(1, 9):
+        engine.serve([3] * 10)
+        at_ns += 30 * 10**9
+        stored.is_away = number in (4, 5, 6)
+        start_ns = at_ns if number == 5 else start_ns
+        body = exported(engine.text(), at_ns, start_ns=start_ns, service__instance__id="chat")
+        headers = {"Content-Type": "application/x-protobuf"}
+        answer = client.post("/v1/metrics", content=body.SerializeToString(), headers=headers)
+        assert answer.status_code == (503 if stored.is_away else 200)
+    assert [record.steps for record in stored.records] == [10, 10, 10, 20, 10, 10]

@@ -35,7 +35,7 @@ class Pushing:
         self.client, self.database = client, database
         steps = drafted // K
         self.engine = FakeLlamaCpp(steps=steps, drafted=[steps] * K, accepted=[steps * 7 // 10] * K)
-        self.at_ns = time.time_ns() - EXPORTS * SECONDS * 10**9
+        self.at_ns = self.start_ns = time.time_ns() - EXPORTS * SECONDS * 10**9
 
     def serve(self, steps: int) -> None:
         self.engine.steps += steps
@@ -43,7 +43,8 @@ class Pushing:
         self.engine.accepted = [count + steps // 2 for count in self.engine.accepted]
 
     def export(self, text: str) -> None:
-        body = exported(text, self.at_ns, service__instance__id="pushed", driftguard__target="t")
+        names = {"service__instance__id": "pushed", "driftguard__target": "t"}
+        body = exported(text, self.at_ns, start_ns=self.start_ns, **names)
         headers = {"Content-Type": "application/x-protobuf"}
         answer = self.client.post("/v1/metrics", content=body.SerializeToString(), headers=headers)
         assert answer.status_code == 200
@@ -116,3 +117,17 @@ def test_a_reading_that_comes_in_two_exports_is_not_taken_for_idle_by_its_second
     assert pushing.source.condition == "reporting"
     pushing.export("".join(gauges))
     assert pushing.source.condition == "reporting"
+
+
+def test_a_collector_that_starts_again_while_a_window_goes_on_restarts_no_server(
+    client: httpx.Client, database: Database
+) -> None:
+    """It does not know when counters began that it finds, and says that they began with its first point."""
+    pushing = Pushing(client, database, 5 * 10**6)
+    for number in range(8):
+        pushing.serve(100)
+        if number == 3:
+            pushing.start_ns = pushing.at_ns + SECONDS * 10**9
+        assert pushing.next() == ("reporting" if number else "waiting")
+    with database.session() as session:
+        assert session.scalars(select(Record.drafted)).all() == [2_000]
