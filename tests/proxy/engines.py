@@ -150,6 +150,8 @@ def sglang(request: Json, style: Style = COMPACT) -> Answer:
     head = _head(request, "chat.completion.chunk")
     if told:
         chunks.append({**head, "choices": [], "usage": None, **told})
+    if wants(request, "return_output_ids"):  # in an event of their own for routers that ask for that
+        chunks.append({**head, "choices": [], "usage": None, "sglext": {"output_ids": [[7, 8]]}})
     if wants(request, "stream_options", "include_usage"):
         chunks.append({**head, "choices": [], "usage": _usage(106)})
     return [*map(style.event, chunks), DONE]
@@ -240,6 +242,7 @@ _NO_USAGE = {"stream_options": {"include_usage": False}}
 _USAGE_IN_ALL = {"stream_options": {"continuous_usage_stats": True}}
 _DETAILS = {"return_spec_tokens_details": True}
 _CACHED = {"return_cached_tokens_details": True}
+_IDS = {"return_output_ids": True}
 _PROMPT = {"prompt": "secret prompt"}
 _STREAM = {"stream": True}
 _TRITON_ASKS = {"sampling_param_return_perf_metrics": True}
@@ -263,6 +266,7 @@ CASES = [
     Case("sglang stream, usage asked", "sglang", _PATH, sglang, _CHAT | _STREAM | _USAGE, _SGLANG, 106),
     Case("sglang stream, details asked", "sglang", _PATH, sglang, _CHAT | _STREAM | _DETAILS, _SGLANG, 106),
     Case("sglang stream, others asked", "sglang", _PATH, sglang, _CHAT | _STREAM | _CACHED, _SGLANG, 106),
+    Case("sglang stream, tokens asked", "sglang", _PATH, sglang, _CHAT | _STREAM | _IDS, _SGLANG, 106),
     Case("sglang generate", "sglang", "/generate", sglang_generate, {"text": "secret prompt"}, _SGLANG, 106),
     Case(
         "sglang generate stream", "sglang", "/generate", sglang_generate,

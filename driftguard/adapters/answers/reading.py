@@ -13,8 +13,8 @@ from driftguard.adapters.answers.counts import AnswerCounts
 from driftguard.adapters.answers.openai import common
 
 _NAMES: Final = (
-    b"usage", b"metrics", b"speculative_decoding", b"sglext", b"meta_info", b"timings", b"total_draft_tokens",
-    b"stop_reason",
+    b"usage", b"metrics", b"speculative_decoding", b"spec_tokens_details", b"meta_info", b"timings",
+    b"total_draft_tokens", b"stop_reason",
 )  # fmt: skip
 # A quote inside a JSON string is escaped, so a name with its quotes and a colon is always a member's name.
 # Looking for each quoted name first is far cheaper than one expression for all, which stops at every quote.
@@ -51,7 +51,7 @@ def _speculation(parts: Mapping[bytes, bytes], num_speculative_tokens: int | Non
         return found
     if b"speculative_decoding" in parts and (found := trtllm.counts_in(parts[b"speculative_decoding"])):
         return found
-    for name in (b"sglext", b"meta_info"):
+    for name in (b"spec_tokens_details", b"meta_info"):
         if name in parts and (found := sglang.counts_in(parts[name])):
             return found
     if b"timings" in parts:
