@@ -59,14 +59,14 @@ class LaneCounts:
 
 def read_answer(status: int, headers: Mapping[str, str], body: bytes, lines: int) -> Answer:
     """What one response means for a batch of `lines` lines. One that is no sidecar's, as of a login page or a
-    proxy, neither stores nor refuses them."""
+    gateway, neither stores nor refuses them: a sidecar that refuses says why in `detail`."""
     told = _json_object(body)
     detail = f"HTTP {status}: {body[:300].decode('utf-8', 'replace')}"
     if 200 <= status < 300:
         if isinstance(told.get("accepted"), int):
             return Answer("stored")
         return Answer("retry", f"it does not answer like a sidecar: {detail}")
-    if status in (400, 422) and told:
+    if status in (400, 422) and isinstance(told.get("detail"), str):
         errors, total = told.get("errors"), told.get("errors_total")
         refusals = tuple(map(_readable, errors)) if isinstance(errors, list) else (detail,)
         refused = min(lines, total) if isinstance(total, int) else lines

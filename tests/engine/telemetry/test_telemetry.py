@@ -205,6 +205,7 @@ def test_refused_lines_are_counted_and_the_good_ones_are_not_sent_again(
     problem = {
         "accepted": 2,
         "duplicates": 0,
+        "detail": "1 of 3 records are refused",
         "errors": [{"line": 2, "field": "accepted", "detail": "more than drafted"}],
         "errors_total": 1,
     }
