@@ -37,7 +37,21 @@ class HybridDrafter(Drafter):
         self._unread: dict[int, int] = {}  # by slot: from where on a model without features has read nothing
 
     def prefill(self, token_ids: Sequence[int], spans: Sequence[Span], features: Tensor | None, /) -> None:
-        self.model.prefill(token_ids, spans, features)
+        """Leaves out what follows tokens that were guessed and that the model has not read: a recurrent model
+        could not go on there, and `_catch_up` reads both."""
+        if not self._unread:
+            self.model.prefill(token_ids, spans, features)
+            return
+        kept_ids: list[int] = []
+        kept_spans: list[Span] = []
+        first = 0
+        for span in spans:
+            if span.slot not in self._unread:
+                kept_ids.extend(token_ids[first : first + span.count])
+                kept_spans.append(span)
+            first += span.count
+        if kept_spans:
+            self.model.prefill(kept_ids, kept_spans, features)
 
     def copy(self, source: int, span: Span) -> None:
         self.model.copy(source, span)

@@ -140,6 +140,36 @@ def test_a_model_that_drafts_for_itself_is_always_right(letters: Path) -> None:
         assert each.counts.accepted == each.counts.drafted
 
 
+def test_the_model_of_a_hybrid_has_read_what_came_of_guesses_and_of_steps_without_drafts(
+    letters: Path, tmp_path: Path
+) -> None:
+    """As with adaptive K, in any order. The draft is the target itself: all that it draws is right."""
+    directory, rng = letters / KINDS[0], random.Random(SEED)
+    prompts = [[rng.randrange(LETTERS) for _ in range(count)] for count in (3, 9, 17)]
+    asked = [request(f"r{index}", prompt, 60) for index, prompt in enumerate(prompts)]
+    expected = generated(directory, asked)
+    parts = [answer[at : at + 8] for answer in expected.values() for at in range(2, 60, 15)]
+    corpus = save_corpus(tmp_path / "corpus", str(directory / "target"), parts)
+    changes = {"draft": str(directory / "target"), "corpus": corpus, "suffix_min_match": 6, "max_length": 80}
+    engine = engine_of(directory, "hybrid", **changes)
+    for each in asked:
+        engine.submit(each)
+    with watched(engine) as drafts:
+        outputs = engine.step()
+        rows = [*engine._sequences.values()]
+        for step in range(200):
+            for index, row in enumerate(rows):
+                row.num_speculative_tokens = 3 if (step // 3 + index) % 2 else 0
+            outputs += engine.step()
+    assert output_of(finished(outputs)) == expected
+    whole = {each.request_id: (*each.prompt_token_ids, *expected[each.request_id]) for each in asked}
+    drawn = [each for each in drafts if each.logits is not None and each.tokens]
+    assert 0 < len(drawn) < len([each for each in drafts if each.tokens])
+    for draft in drawn:
+        text = (*draft.text, *draft.tokens)
+        assert text == whole[draft.request_id][: len(text)]
+
+
 def test_a_prompt_is_gone_on_with_where_its_whole_chunks_end(letters: Path) -> None:
     """There alone a slot has kept the state; in another slot it is copied."""
     engine = engine_of(letters / KINDS[0], "mtp", max_batch=2)
