@@ -230,7 +230,7 @@ class GenericModel(DecodesBySpans):
 
     def copy(self, source: int, span: Span) -> None:
         self._store.copy(source, span)
-        if self._states is not None:
+        if self._states is not None and span.start < self.max_length:  # a draft's may be shorter than prompts
             self._states.copy(source, span.slot, span.start, min(span.end, self.max_length))
 
     def share(self, slot: int) -> None:

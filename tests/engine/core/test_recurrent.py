@@ -189,6 +189,24 @@ def test_a_prompt_is_gone_on_with_where_its_whole_chunks_end(letters: Path) -> N
     assert reused(other, [*other, 1]) == [0, 16]
 
 
+def test_a_prefix_that_is_longer_than_the_context_of_the_draft_is_gone_on_with(tmp_path: Path) -> None:
+    """Where one slot holds its beginning, and another one what follows."""
+    kind, shorter = KINDS[0], {"max_position_embeddings": 4 * CHUNK}
+    save(tmp_path / "target", seed=5, tokenizer=OURS)
+    draft = save(tmp_path / "draft", kind, seed=3, tokenizer=OURS, **SHAPES[kind] | shorter)
+    engine = engine_of(tmp_path, "draft_model", draft=draft, max_length=100)
+    prompt = [1, 2, 3, 4, 5] * 12
+    engine.submit(request("short", prompt[:42], 1))
+    engine.submit(request("long", prompt[:50], 40))
+    outputs = [each for _ in range(18) for each in engine.step()]
+    assert engine.running == 1
+    engine.submit(request("longest", prompt[:58], 4))
+    done = finished(outputs + drain(engine))
+    assert [done[name].reused_prompt_tokens for name in ("short", "long", "longest")] == [0, 40, 48]
+    plain = engine_of(tmp_path, "none", max_length=100)
+    assert output_of(done) == output_of(serve(plain, *(each.request for each in done.values())))
+
+
 def test_drafts_are_swapped_under_traffic(letters: Path) -> None:
     directory = letters / KINDS[0]
     engine, outputs, used = engine_of(directory, "mtp"), [], {}
