@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Sequence
@@ -266,7 +267,7 @@ def test_models_that_cannot_be_used_are_refused(
     pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pickled = save_directory(tmp_path / "pickled", small_model(2))
-    (pickled / "pytorch_model.bin").write_bytes(b"pickle")
+    (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
     foreign = save_directory(tmp_path / "foreign", small_model(2), small_tokenizer(prefix="x"))
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -286,6 +287,18 @@ def test_models_that_cannot_be_used_are_refused(
             assert main(arguments) == 2
             assert capsys.readouterr().err == f"error: {message}\n"
     assert not (tmp_path / "out").exists()
+
+
+def test_pickles_beside_safetensors_are_not_read_nor_in_the_way(pair: Pair, tmp_path: Path) -> None:
+    """As Trainer of transformers leaves them, and downloads in both formats. The engine serves them."""
+    target, draft = (shutil.copytree(each, tmp_path / each.name) for each in (pair.target, pair.draft))
+    for directory in (target, draft):
+        for name in ("pytorch_model.bin", "training_args.bin", "optimizer.pt", "rng_state.pth"):
+            (directory / name).write_bytes(b"not even a pickle")
+    given, output = Pair(target, draft, pair.train, pair.heldout), tmp_path / "out"
+    assert main(_distill_arguments(given, output, "--steps", "1")) == 0
+    assert _acceptance(given, draft, output)[0] == _acceptance(pair, pair.draft, output)[0]
+    assert {path.suffix for path in output.iterdir()} <= {".json", ".safetensors", ""}
 
 
 @pytest.mark.parametrize(

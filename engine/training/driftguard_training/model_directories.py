@@ -49,7 +49,7 @@ def load_model(directory: Path, role: str) -> LoadedModel:
     """Load for CPU work in float32. `role` (target or draft) is for the error message.
 
     Raises:
-        BadModelDirectory: missing, incomplete, unreadable, or with pickled weights in it.
+        BadModelDirectory: missing, incomplete, unreadable, or with pickled weights only.
     """
     check_model_directory(directory, role)
     try:
@@ -64,16 +64,17 @@ def load_model(directory: Path, role: str) -> LoadedModel:
 
 
 def check_model_directory(directory: Path, role: str) -> None:
-    """Raise BadModelDirectory unless `directory` looks like a transformers directory without pickles."""
+    """Raise BadModelDirectory unless `directory` looks like a transformers directory with safetensors.
+    Pickles beside these are not read."""
     problem = None
     if not directory.is_dir():
         problem = "no such directory"
-    elif pickled := sorted(p.name for p in directory.iterdir() if p.suffix in _PICKLED_SUFFIXES):
-        problem = f"holds pickled weights ({pickled[0]}), which can run code; only safetensors are read"
     elif not (directory / "config.json").is_file():
         problem = "has no config.json; a transformers model directory is needed"
     elif not list(directory.glob("*.safetensors")):
         problem = "has no *.safetensors file"
+        if pickled := sorted(p.name for p in directory.iterdir() if p.suffix in _PICKLED_SUFFIXES):
+            problem = f"holds pickled weights ({pickled[0]}), which can run code; only safetensors are read"
     if problem:
         raise BadModelDirectory(f"{role} directory {directory}: {problem}")
 
