@@ -145,8 +145,7 @@ class Engine:
                 return present
             with self._swapping:
                 self._drafts.make_room()
-            shares = wanted.method == "hybrid" and wanted.directory == serving.info.directory
-            if wanted.method in WITH_WEIGHTS and not shares:
+            if wanted.method in WITH_WEIGHTS and not self._loader.shares(wanted, serving):
                 self._check_fits(directory)
             try:
                 draft = self._loader.open(wanted, serving)

@@ -215,13 +215,22 @@ class DraftLoader:
         if info.method != "hybrid":
             return LoadedDraft(info, self._model(info.directory))
         corpus = None if info.corpus is None else self._corpus(info.corpus, "corpus")
-        shared = serving is not None and serving.info.directory == info.directory
+        shared = serving is not None and self.shares(info, serving)
         if serving is not None and shared and isinstance(serving.drafter, HybridDrafter):
-            model, prefixes = serving.drafter.model, serving.prefixes
+            model, prefixes, model_version = serving.drafter.model, serving.prefixes, serving.model_version
         else:
+            model_version = directories.version_of(Path(info.directory))
             model, prefixes = self._model(info.directory), PrefixCache()
         suffix = SuffixDrafter(corpus, self.past, Matches(least=self.config.suffix_min_match))
-        return LoadedDraft(info, HybridDrafter(suffix, model), prefixes=prefixes)
+        return LoadedDraft(info, HybridDrafter(suffix, model), prefixes=prefixes, model_version=model_version)
+
+    @staticmethod
+    def shares(info: DraftInfo, serving: LoadedDraft) -> bool:
+        """Whether this hybrid has the model of the one in service; others may lie in its directory by now.
+        Raises InvalidModel."""
+        if info.method != "hybrid" or info.directory is None or info.directory != serving.info.directory:
+            return False
+        return serving.model_version == directories.version_of(Path(info.directory))
 
     def _corpus(self, name: str, field: str) -> Corpus:
         directory = directories.locate(name, field=field)

@@ -19,12 +19,13 @@ NO_DRAFT = DraftInfo("none", "none", "none")
 @dataclass(slots=True, eq=False)
 class LoadedDraft:
     """A draft with its drafter (None: no speculation), the number of requests that use it, and the prefixes
-    that its cache holds."""
+    that its cache holds. model_version: of a hybrid, that of its model's files when they were read."""
 
     info: DraftInfo
     drafter: Drafter | None
     users: int = field(default=0)
     prefixes: PrefixCache = field(default_factory=PrefixCache)
+    model_version: str | None = None
 
     def __post_init__(self) -> None:
         self.prefixes.by_state = self.drafter is not None and self.drafter.recurrent

@@ -225,6 +225,26 @@ def test_both_parts_of_a_hybrid_are_replaced_under_traffic_and_serve_after_a_res
     assert serve(restarted, request("both", max_tokens=40))["both"].counts == done["both"].counts
 
 
+@pytest.mark.parametrize("part", ["model", "corpus"])
+def test_a_hybrid_whose_model_was_replaced_in_its_directory_serves_the_one_that_its_version_names(
+    new_engine: Callable[..., Engine], models: Path, better: str, tmp_path: Path, part: str
+) -> None:
+    """Also where only a corpus is asked for. The new model is the target itself: all its drafts are right."""
+    draft = shutil.copytree(models / "llama_draft", tmp_path / "draft")
+    engine = new_engine(drafter="hybrid", draft=str(draft), suffix_min_match=20)
+    before = serve(engine, request("r", range(30), 30))["r"]
+    assert before.counts.accepted < before.counts.drafted
+    shutil.copy(Path(better, "model.safetensors"), tmp_path / "new")
+    (tmp_path / "new").replace(draft / "model.safetensors")
+    corpus = save_corpus(tmp_path / "corpus", str(models / "llama"), [(1, 2)])
+    info = engine.load_draft(str(draft) if part == "model" else corpus)
+    assert info.version.split("+")[0] == version_of(draft) != engine.draft.version
+    engine.swap_draft(info.version)
+    after = serve(engine, request("r", range(30), 30))["r"]
+    assert (after.draft, after.reused_prompt_tokens) == (info, 0)
+    assert after.counts.accepted == after.counts.drafted > 0
+
+
 @pytest.mark.parametrize("part", ["corpus", "model"])
 def test_a_prefix_that_the_model_of_a_hybrid_has_read_is_reused_with_another_corpus(
     new_engine: Callable[..., Engine], models: Path, better: str, tmp_path: Path, part: str
