@@ -191,7 +191,8 @@ def choose(weight: Tensor, bias: Tensor | None, ops: LayerOps = layers) -> Linea
     shape = (*weight.shape, weight.dtype, bias is None, torch.get_num_threads())
     if shape not in _checked_shapes:
         _checked_shapes[shape] = _packed_is_independent(weight, bias)
-    return PackedLinear(weight, bias) if _checked_shapes[shape] else RowwiseLinear(weight, bias)
+    # A weight that is not packed may be a page of a file, which others may write.
+    return PackedLinear(weight, bias) if _checked_shapes[shape] else RowwiseLinear(weight.clone(), bias)
 
 
 def _packed_is_independent(weight: Tensor, bias: Tensor | None) -> bool:

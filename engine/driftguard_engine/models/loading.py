@@ -60,7 +60,10 @@ def load(name: str, placement: Placement, *, field: str) -> LoadedModel:
     config = module.config
     max_length = longest(config, placement)
     model: TokenModel
-    if placement.lean and llama_weights.supports(config, max_length):
+    lean = placement.lean and llama_weights.supports(config, max_length)
+    if placement.device.type == "cpu":
+        _leave_files(module, packed=lean)
+    if lean:
         model = llama.LlamaModel(
             module, placement.slots, max_length, placement.spare, placement.launcher, emptied=True
         )
@@ -81,6 +84,17 @@ def load(name: str, placement: Placement, *, field: str) -> LoadedModel:
         tokenizer,
         eos_token_ids(getattr(module, "generation_config", None), module.config, tokenizer),
     )
+
+
+def _leave_files(module: Any, *, packed: bool) -> None:
+    """Weights in the type of the files are pages of these: what is written over a file, as of the next model
+    before a restart, would serve at once, and one that is cut off would end the process.
+
+    packed: what is multiplied by is copied when the model is made, and not here too."""
+    embedding = module.get_input_embeddings().weight
+    for tensor in (*module.parameters(), *module.buffers()):
+        if not packed or tensor.dim() < 2 or tensor is embedding:
+            tensor.data = tensor.data.clone()
 
 
 def longest(config: Any, placement: Placement) -> int:

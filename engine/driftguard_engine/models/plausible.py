@@ -49,7 +49,8 @@ def fill(
     `check_names`."""
     wanted = {name: each.shape for name, each in module.state_dict().items()}
     check_names(tensors, wanted, target, whole, besides)
-    module.load_state_dict({name: tensors[name] for name in wanted}, assign=True)
+    # Copies: what safetensors reads are pages of the file, which others may write.
+    module.load_state_dict({name: tensors[name].clone() for name in wanted}, assign=True)
 
 
 def check_names(

@@ -25,6 +25,7 @@ from driftguard_engine.models.directory import version_of
 from tests.engine.core.corpora import save_corpus
 from tests.engine.core.eagle3_heads import load_target, save_random_head
 from tests.engine.core.heads import KINDS, save_random
+from tests.engine.core.medusa_heads import save_random_heads
 from tests.engine.core.tiny import drain, finished, request, save, serve, tokens
 
 
@@ -463,3 +464,36 @@ def test_a_draft_with_another_shape_of_vocabulary_and_context_still_drafts(
         done = serve(engine, request("r", max_tokens=60))["r"]
         assert done.output_token_ids == expected
         assert done.counts.drafted > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "drafter"),
+    [("llama", "draft_model"), ("gpt2", "draft_model"), ("llama", "eagle3"), ("llama", "medusa")],
+)
+def test_what_is_written_into_the_files_of_served_models_changes_nothing_before_a_restart(
+    new_engine: Callable[..., Engine],
+    head_of: Callable[[str], str],
+    models: Path,
+    tmp_path: Path,
+    kind: str,
+    drafter: str,
+) -> None:
+    """As by a copy of the next model over them. In the type of the files their pages could be the weights."""
+    source = str(models / f"{kind}_draft")
+    if drafter == "eagle3":
+        source = head_of(kind)
+    elif drafter == "medusa":
+        source = save_random_heads(tmp_path / "heads", 32, 257)
+    copies = [
+        Path(shutil.copytree(each, tmp_path / f"{number}"))
+        for number, each in enumerate((str(models / kind), source))
+    ]
+    target, draft = map(str, copies)
+    engine = new_engine(kind, target=target, drafter=drafter, draft=draft, prefix_reuse=False)
+    before = serve(engine, request("r", range(9), 30))["r"]
+    for path in (path for copy in copies for path in copy.glob("*.safetensors")):
+        with path.open("r+b") as file:
+            file.write(bytes(path.stat().st_size))
+    after = serve(engine, request("r", range(9), 30))["r"]
+    assert (after.output_token_ids, after.counts) == (before.output_token_ids, before.counts)
+    assert after.counts.drafted > 0
