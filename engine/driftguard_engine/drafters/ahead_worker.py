@@ -151,7 +151,9 @@ def _cache_without_memory(
 def main() -> None:
     """The process. Its arguments are file descriptors: of the connection, which gives `Settings` and then one
     `Job` after another; of what `store` wrote; of the memory that is shared."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is for the engine, which may finish its requests
+    # Ctrl+C, and what systemd sends to all processes, is for the engine, which may finish its requests.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     handle, model_file, memory = (int(each) for each in sys.argv[1:])
     connection = Connection(handle)
     settings = connection.recv()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
@@ -37,4 +38,20 @@ def test_it_ends_with_an_engine_that_is_killed(models: Path) -> None:
         [worker] = children(process.pid)
         process.send_signal(signal.SIGKILL)
         process.wait(60)
+        wait_until(lambda: not Path(f"/proc/{worker}").exists(), "the end of the second process")
+
+
+def test_it_goes_on_when_all_processes_of_the_engine_are_asked_to_end(models: Path) -> None:
+    """As by systemd, and by a terminal: the engine lets its requests finish, with drafts."""
+    with engine_process(models, "--drafter", "ssd") as (process, url, _):
+        asked = {"model": "target", "prompt": "abc", "max_tokens": 40, "seed": 3}
+        httpx.post(f"{url}/v1/completions", json=asked).raise_for_status()
+        [worker] = children(process.pid)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            os.kill(worker, number)
+        httpx.post(f"{url}/v1/completions", json=asked).raise_for_status()
+        assert children(process.pid) == [worker]
+        assert httpx.get(f"{url}/admin/info").json()["ahead"]["lost_workers"] == 0
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
         wait_until(lambda: not Path(f"/proc/{worker}").exists(), "the end of the second process")
