@@ -160,6 +160,11 @@ def fallen_together(seed: int, still: dict[str, float]) -> ObservationBatch:
     return traffic(seed, ({}, LEARNED), ({"chat": 0.2, "german": 0.2}, 400), (still, 4_000))
 
 
+def since_learned(findings: list[Finding]) -> tuple[DriftOpened, list[DriftClosed]]:
+    (opened,) = [each for each in findings if isinstance(each, DriftOpened) and each.ordinal > LEARNED]
+    return opened, [each for each in findings if isinstance(each, DriftClosed) and each.ordinal > LEARNED]
+
+
 @pytest.mark.parametrize(("back", "fallen"), [("chat", "german"), ("german", "chat")])
 def test_of_segments_that_fell_together_the_one_that_is_back_leaves_and_the_other_stays(
     back: str, fallen: str
@@ -167,11 +172,9 @@ def test_of_segments_that_fell_together_the_one_that_is_back_leaves_and_the_othe
     found, scopes = [], []
     for seed in range(10):
         state, findings = fold_all(fallen_together(seed, {fallen: 0.2}), CONFIG)
-        findings = [each for each in findings if isinstance(each, DriftOpened | DriftClosed)]
-        opened, *over = [each for each in findings if each.ordinal > LEARNED]
-        assert isinstance(opened, DriftOpened)
+        opened, over = since_learned(findings)
         assert [{change.segment for change in each.segments} & {back, fallen} for each in over] == [{back}]
-        assert [isinstance(each, DriftClosed) and fallen in each.left for each in over] == [True]
+        assert fallen in over[0].left
         assert state.incidents[0] is not None
         assert fallen in state.incidents[0].names(state)
         scopes.append(opened.scope)
@@ -183,20 +186,17 @@ def test_of_segments_that_fell_together_the_one_that_is_back_leaves_and_the_othe
 
 def test_segments_that_fell_together_and_are_back_together_leave_together() -> None:
     """Also the rare one, which by itself tells it much later."""
-    for seed in range(5):
-        batch = traffic(
-            seed, ({}, LEARNED), (dict(zip(NAMES, (0.2, 0.2, 0.2), strict=True)), 400), ({}, 1_000)
-        )
+    together = []
+    for seed in range(8):
+        batch = traffic(seed, ({}, LEARNED), (dict.fromkeys(NAMES, 0.2), 400), ({}, 600))
         state, findings = fold_all(batch, CONFIG)
-        opened, *over = [
-            each
-            for each in findings
-            if isinstance(each, DriftOpened | DriftClosed) and each.ordinal > LEARNED
-        ]
-        assert isinstance(opened, DriftOpened)
+        opened, over = since_learned(findings)
         if opened.scope == "stream" and len(opened.segments) == len(NAMES):
-            assert max(each.ordinal for each in over) < LEARNED + 400 + 600
+            together.append(seed)
+            assert [{change.segment for change in each.segments} for each in over] == [set(NAMES)]
             assert state.incidents[0] is None
+    print(f"seeds 0..7: fallen together in {together}")
+    assert len(together) >= 3
 
 
 @pytest.mark.slow
