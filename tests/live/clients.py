@@ -56,11 +56,13 @@ def streamed_stopped_completion(url: str, prompt: str, rng: random.Random) -> An
 
 
 def ended_on_stop_string(answer: Any) -> bool:
-    """By the answer of vLLM, or the events of a streamed one."""
+    """By the answer of vLLM, or the events of a streamed one. Not where the model ended in the same step by
+    itself: then it has counts."""
     events = answer if isinstance(answer, list) else [answer]
+    metrics = [getattr(event, "metrics", None) or {} for event in events]
     return any(
         isinstance(getattr(choice, "stop_reason", None), str) for event in events for choice in event.choices
-    )
+    ) and not any(each.get("speculative_decoding") for each in metrics)
 
 
 def long_completion(url: str, prompt: str, rng: random.Random) -> Any:
