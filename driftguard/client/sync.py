@@ -103,9 +103,12 @@ class Client:
                 self._buffer.counts.dropped += 1
                 return
             self._buffer.add(record)
-            if self._thread is None:
-                self._thread = started(self._run, "driftguard-client")
+            self._start()
             self._changed.notify_all()
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = started(self._run, "driftguard-client")
 
     def count_unrecorded(self, server: str, reason: UnrecordedReason, requests: int = 1) -> None:
         """Requests that `server` answered and of which there is no record, so that the status can say which
@@ -122,6 +125,8 @@ class Client:
         """Sends all waiting records now. False: not all were acknowledged in time; the rest keeps waiting."""
         with self._changed:
             self._flushing = True
+            if not self._buffer.is_empty:  # and no thread could be started for it
+                self._start()
             self._changed.notify_all()
             try:
                 return self._changed.wait_for(lambda: self._buffer.counts.waiting == 0, timeout_seconds)
@@ -235,6 +240,8 @@ class Client:
     def _send_here(self, deadline: float) -> None:
         """What waits for a thread that could not be started; once, and until then. `deadline`: by
         time.monotonic()."""
+        if self._abandoned.is_set():
+            return
         tells = self._reporting is None and bool(self._tally.reports())
         if not tells and (self._thread is not None or self._buffer.is_empty):
             return

@@ -45,12 +45,23 @@ send(3)
 client.count_unrecorded("chat", "no_numbers")
 if sys.argv[2] == "later":
     threading.Thread.start = start
+    if not client.flush(60):
+        sys.exit("a flush starts no thread")
     send(2)
     client.flush(60)
     client.count_unrecorded("chat", "no_numbers")
 client.close(60)
 counts = client.counts
 sys.exit(counts.dropped or counts.waiting)
+"""
+AWAY = """
+def refuse(*_):
+    raise RuntimeError("can't start new thread")
+threading.Thread.start = refuse
+send(3)
+client.count_unrecorded("chat", "no_numbers")
+client.close(1)
+client.close(1)
 """
 FORKS = """
 send(2)
@@ -113,6 +124,11 @@ def test_where_no_thread_can_be_started_nobody_hears_an_error_and_nothing_is_los
     assert len(given) == (3 if thread == "never" else 5)
     assert stored(database) == given
     assert unrecorded(database) == {("chat", "no_numbers"): 1 if thread == "never" else 2}
+
+
+def test_a_client_without_a_thread_or_a_sidecar_may_be_closed_twice() -> None:
+    ended = run(AWAY, "http://127.0.0.1:9")
+    assert ended.returncode == 0, ended.stderr
 
 
 @pytest.mark.parametrize("lock", ["free", "locked"])
