@@ -86,11 +86,15 @@ class RetrainingMetrics:
         run counts among them again, and has not ended anew."""
         for key, (total, newest) in totals.items():
             known = self._ended_runs.get(key)
-            self._ended_runs[key] = (total, newest or (known and known[1]))
             if known is None:
                 self.runs.labels(*key).inc(total)
-            elif total > known[0] and newest != known[1]:
-                self.runs.labels(*key).inc(total - known[0])
+                self._ended_runs[key] = (total, newest)
+                continue
+            counted, last = known
+            if newest is not None and (last is None or newest > last):
+                self.runs.labels(*key).inc(max(total - counted, 1))
+                last = newest
+            self._ended_runs[key] = (total, last)
 
     def set_last_successes(self, successes: Iterable[tuple[str, str, datetime]]) -> None:
         self._series.set(

@@ -186,23 +186,24 @@ def test_a_promotion_after_one_that_was_taken_back_by_hand_is_counted(
         return {one: shown(looking, "retrain_runs_total", **PLACE, outcome=one) for one in outcomes}
 
     add_stream(database)
+    add_run(database, "promoted", 40)
     add_run(database, "promoted", 30)
-    assert counted() == {"promoted": 1, "rolled_back": 0}
+    assert counted() == {"promoted": 2, "rolled_back": 0}
     with database.session() as session:
         run = retrain_runs.list_page(session, limit=1)[0]
         before = {"ended_at": run.ended_at}
     for state, values in (("rolling_back", {"ended_at": None}), ("promoted", before)):  # refused
         with database.session() as session:
             retrain_runs.advance(session, run.id, cast("RunState", state), **values)
-        assert counted() == {"promoted": 1, "rolled_back": 0}
+        assert counted() == {"promoted": 2, "rolled_back": 0}
     with database.session() as session:
         retrain_runs.advance(session, run.id, "rolling_back", ended_at=None)
-    assert counted() == {"promoted": 1, "rolled_back": 0}
+    assert counted() == {"promoted": 2, "rolled_back": 0}
     with database.session() as session:
         retrain_runs.end(session, run.id, "rolled_back", "by hand", NOW - timedelta(minutes=10))
-    assert counted() == {"promoted": 1, "rolled_back": 1}
-    add_run(database, "promoted", 5)
     assert counted() == {"promoted": 2, "rolled_back": 1}
+    add_run(database, "promoted", 5)
+    assert counted() == {"promoted": 3, "rolled_back": 1}
 
 
 def test_the_last_outcome_is_that_of_the_run_that_ended_last(database: Database, looking: LookAround) -> None:
