@@ -147,12 +147,18 @@ class Alertmanager:
         now = time.monotonic()
         if not self._open or now < self._next_round or now - self._told_at > KEPT_SECONDS:
             return
-        ends_at = (datetime.now(UTC) + ENDS_AHEAD + self._ahead).isoformat()
-        kept = [replace(item, body={**item.body, "endsAt": ends_at}) for item in self._open]
-        log.warning("open alerts are kept without the database", peer=shown(self.name), alerts=len(kept))
-        failure = self._post(kept)
-        self._count(kept, failure)
+        log.warning(
+            "open alerts are kept without the database", peer=shown(self.name), alerts=len(self._open)
+        )
+        ahead, failure = self._ahead, self._post(self._prolonged())
+        if self._ahead != ahead:
+            failure = self._post(self._prolonged())
+        self._count(self._open, failure)
         self._wait_for_next(failure)
+
+    def _prolonged(self) -> list[Alert]:
+        ends_at = (datetime.now(UTC) + ENDS_AHEAD + self._ahead).isoformat()
+        return [replace(item, body={**item.body, "endsAt": ends_at}) for item in self._open]
 
     def _wait_for_next(self, failure: Failure | None) -> None:
         self._failures = 0 if failure is None else self._failures + 1

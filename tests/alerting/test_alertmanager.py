@@ -205,6 +205,27 @@ def test_what_is_over_before_its_first_round_is_no_news_once_that_was_offered(da
             assert bool(receiver.taken()) == taken
 
 
+def test_an_alert_that_is_kept_without_the_database_ends_in_time_where_the_clock_was_set(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Set back by an hour meanwhile: by the clock of the peer the alert would be over as it arrives."""
+
+    def away(*_: object) -> None:
+        raise DatabaseUnavailable("connection refused")
+
+    monkeypatch.setattr(alertmanager, "RESEND_SECONDS", 0.0)
+    with http_receiver() as receiver:
+        add_incident(database, alertmanagers([peer(receiver)]))
+        sender = sink(database, peer(receiver))
+        sender.deliver()
+        monkeypatch.setattr(incidents, "alerting", away)
+        receiver.ahead_seconds = 3_600.0
+        with pytest.raises(DatabaseUnavailable):
+            sender.deliver()
+    ends_at = datetime.fromisoformat(receiver.received[-1].body[0]["endsAt"])
+    assert ends_at > datetime.now(UTC) + timedelta(hours=1)
+
+
 def test_a_page_that_a_graver_one_replaced_while_its_peer_was_silent_is_not_owed_any_more(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
