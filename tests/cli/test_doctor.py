@@ -128,7 +128,7 @@ def test_sources_of_the_running_sidecar_alone(
         ("idle", "ok"),
         ("stalled", "warning"),
         ("drafting_stopped", "warning"),
-        ("stale", "failed"),
+        ("stale", "warning"),
         ("incomplete", "failed"),
     ],
 )

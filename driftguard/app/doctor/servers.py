@@ -36,8 +36,9 @@ TEST_PAGE: Final = "Test page of `driftguard doctor`: nothing has happened."
 
 
 _UNREAD: Final = ("unreachable", "unreadable", "metrics_hidden")
-_UNUSABLE: Final = (*_UNREAD, "not_speculating", "incomplete", "stale")
-_ILL: Final = ("stalled", "drafting_stopped")  # it is read, and users wait, or speculation gives nothing
+_UNUSABLE: Final = (*_UNREAD, "not_speculating", "incomplete")
+# It is read, and users wait, or speculation gives nothing. Exports stop also where a server is taken away.
+_ILL: Final = ("stalled", "drafting_stopped", "stale")
 _SOURCE_FIX: Final = "url, kind and api_key of this source, and that it is reached from here"
 LOOKS: Final = 4  # at a source, since a load balancer may choose the same server for two in a row
 
