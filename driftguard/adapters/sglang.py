@@ -5,7 +5,8 @@ K is `spec_num_draft_tokens` - 1: SGLang includes the token that the drafts foll
 --speculative-adaptive K changes between scrapes; a window in which it changed is left out. Until its first 40
 forward passes that gauge is 0, as is the acceptance length: K is not told yet.
 Versions without `spec_verify_calls_total` give the acceptance length of their last log interval as a gauge,
-which keeps its value while the server is idle: it is only used if tokens were generated.
+which keeps its value while the server is idle: it is only used if tokens were generated. It is 0 without
+speculation as well: that is believed after as many tokens as one request may get in 40 passes.
 Gauges repeat per rank of one replica; counters are kept by its first rank, some of them by more labels than
 others. With --enable-priority-scheduling
 those of requests repeat per priority, beside their totals, whose priority is empty.
@@ -30,6 +31,7 @@ _FIRST_TOKEN, _BETWEEN = "sglang:time_to_first_token_seconds", "sglang:inter_tok
 _RUNNING, _WAITING = "sglang:num_running_reqs", "sglang:num_queue_reqs"
 _COUNTERS = frozenset({_STEPS, _GENERATED, _PROMPTS, _REQUESTS} | sums_and_counts(_FIRST_TOKEN, _BETWEEN))
 _NOT_YET: Final = -1  # in place of K
+_PASSES_UNTOLD: Final = 40
 _RANKS = ("tp_rank", "pp_rank", "moe_ep_rank")
 
 
@@ -73,13 +75,13 @@ def _window(target: str, increase: Increase, before: Reading, after: Reading, kn
         raise Incomplete(
             "this version of SGLang does not report how many tokens it drafts; set `num_speculative_tokens`"
         )
+    generated = increase.whole(_GENERATED, **label) or 0
+    if generated and _has_not_told(increase, after, k, label):
+        raise LeftOut("SGLang has not told yet what it drafts, as it has just started")
     if k == _NOT_YET:
-        if increase.whole(_STEPS, **label):
-            raise LeftOut("SGLang has not told yet how many tokens it drafts, as it has just started")
         k = 0
     elif k_before not in (None, _NOT_YET, k) and increase.begun_at == before.at:
         raise LeftOut(f"K changed from {k_before} to {k} draft tokens since the last scrape")
-    generated = increase.whole(_GENERATED, **label) or 0
     verified = max(generated - (increase.whole(_REQUESTS, **label) or 0), 0)
     steps, fidelity = _steps(increase, after, verified, k, label)
     return Window(
@@ -100,6 +102,15 @@ def _window(target: str, increase: Increase, before: Reading, after: Reading, kn
         waiting_requests=after.whole(_WAITING, **label),
         started_requests=increase.whole(f"{_FIRST_TOKEN}_count", **label),
     )
+
+
+def _has_not_told(increase: Increase, after: Reading, k: int, label: dict[str, str]) -> bool:
+    """Whether the tokens of a window may have been drafted, and its gauges are those of a start."""
+    counted = increase.whole(_STEPS, **label)
+    if counted is not None:
+        return k == _NOT_YET and counted > 0
+    so_far = after.whole(_GENERATED, **label) or 0
+    return not any(after.of(_LENGTH, **label).values()) and so_far <= _PASSES_UNTOLD * (max(k, 0) + 1)
 
 
 def _k(reading: Reading, known: Identity, label: dict[str, str]) -> int | None:

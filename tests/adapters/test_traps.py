@@ -305,6 +305,23 @@ def test_an_sglang_that_has_just_started_has_not_stopped_drafting_where_it_does_
     assert window("sglang", FakeSGLang().text(), text_of_a_start()).condition == "not_speculating"
 
 
+def test_an_old_sglang_that_has_just_started_has_not_stopped_drafting_either() -> None:
+    """One without the counter of verifications, whose K is in the settings."""
+    old, engine = FakeSGLang(), FakeSGLang()
+
+    def text(of: FakeSGLang, length: str = r"\2") -> str:
+        kept = without(without(of.text(), "sglang:spec_verify_calls_total"), "sglang:spec_num")
+        return re.sub(r"(sglang:spec_accept_length\S+) (.*)", rf"\1 {length}", kept)
+
+    old.serve(STEPS * 10)
+    engine.serve([2, 3, 1])
+    with pytest.raises(LeftOut, match="has not told yet"):
+        windows("sglang", text(old), text(engine, "0.0"), k=K)
+    engine.serve(STEPS * 100)
+    found = window("sglang", text(old), text(engine, "0.0"), k=K)
+    assert (found.condition, found.drafted) == ("not_speculating", 0)  # any more
+
+
 def test_an_sglang_may_be_started_again_with_another_k() -> None:
     old, engine = FakeSGLang(), FakeSGLang()
     old.serve(STEPS * 10)
