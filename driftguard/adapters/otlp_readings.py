@@ -50,7 +50,7 @@ class _Value:
     at_ns: int
     start_ns: int = 0
     is_counter: bool = False  # a cumulative one
-    found_ns: int = 0  # when a collector found it: from then on it says that it began then
+    told_ns: int = 0  # its start as the point has it, known or not
 
 
 @dataclass(slots=True)
@@ -63,6 +63,9 @@ class Readings:
     _last: dict[Series, _Value] = field(default_factory=dict)  # the last returned reading
     _sums: dict[Series, _Value] = field(default_factory=dict)  # of deltas, since the first one
     _passed_over: int = 0  # readings in a row
+    # When a collector found counters: it says from then on that they began then, also of those whose points
+    # of that time were lost.
+    _found: set[int] = field(default_factory=set)
     _began_ns: int = 0  # the first time of the open reading
     newest_ns: int = 0  # of all points so far
     _most: int = MAX_SERIES
@@ -120,14 +123,12 @@ class Readings:
             so_far = self._sums[series].value if series in self._sums else 0.0
             self._sums[series] = self._open[series] = _Value(so_far + value, point.at_ns)
         else:
-            known = self._open.get(series) or self._last.get(series)
-            found_ns = known.found_ns if known else 0
             if point.start_ns == point.at_ns:  # a counter that has just begun has counted nothing to export
-                found_ns = point.at_ns
-            is_start = point.start_ns < point.at_ns and point.start_ns != found_ns
+                self._found.add(point.at_ns)
+            is_start = point.start_ns < point.at_ns and point.start_ns not in self._found
             is_counter = point.temporality == "cumulative" and point.is_monotonic
             self._open[series] = _Value(
-                value, point.at_ns, point.start_ns if is_start else 0, is_counter, found_ns
+                value, point.at_ns, point.start_ns if is_start else 0, is_counter, point.start_ns
             )
         self._is_told = False
 
@@ -152,6 +153,7 @@ class Readings:
         )
         self._is_told, self._passed_over = True, 0
         self._last = dict(self._open)
+        self._found &= {known.told_ns for known in self._open.values()}
         return [Taken(self._reading(), self._place, left_out)]
 
     def _counting_since_before(self) -> set[Series]:

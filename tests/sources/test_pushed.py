@@ -98,3 +98,22 @@ def test_a_collector_that_starts_again_while_the_database_is_away_restarts_no_se
         answer = client.post("/v1/metrics", content=body.SerializeToString(), headers=headers)
         assert answer.status_code == (503 if stored.is_away else 200)
     assert [record.steps for record in stored.records] == [10, 10, 10, 20, 10, 10]
+
+
+def test_a_collector_that_starts_again_with_a_part_of_an_export_restarts_no_server(
+    client: httpx.Client, stored: Stored
+) -> None:
+    """As where the other part was lost: what it found with its first points is known all the same."""
+    engine, at_ns = FakeLmDeploy(), time.time_ns() - 600 * 10**9
+    engine.serve([3] * 1_000)
+    start_ns = at_ns
+    for number in range(1, 8):
+        engine.serve([3] * 10)
+        at_ns += 30 * 10**9
+        start_ns = at_ns if number == 4 else start_ns
+        lines = engine.text().splitlines(keepends=True)
+        text = "".join(line for line in lines if number != 4 or "prompt_tokens" not in line)
+        body = exported(text, at_ns, start_ns=start_ns, service__instance__id="chat")
+        headers = {"Content-Type": "application/x-protobuf"}
+        assert client.post("/v1/metrics", content=body.SerializeToString(), headers=headers).is_success
+    assert [record.steps for record in stored.records] == [10, 10, 20, 10, 10]

@@ -1,9 +1,9 @@
 """vLLM, also inside BentoML and OpenLLM, and the built-in engine: `metrics.speculative_decoding`.
 
 vLLM >= 0.29 started with `--per-request-spec-decode-metrics summary`; the object is null where n > 1, and
-where the request ended on a stop string (but where the model ended in the same step by itself), which is then
-the `stop_reason` of its choice. A streamed answer has
-it in its last event, and only with `stream_options.include_usage`.
+where the request ended on a stop string, which is then the `stop_reason` of its choice, unless the model
+ended in the same step by itself. A streamed answer has it in its last event, and only with
+`stream_options.include_usage`.
 """
 
 from __future__ import annotations
