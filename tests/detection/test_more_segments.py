@@ -21,6 +21,7 @@ from driftguard.detection import (
     accept_new_normal,
     describe,
     fold,
+    leave_incident,
 )
 from driftguard.detection.state.codec import decode_state, encode_state
 from tests.detection.traffic import fold_all, requests
@@ -153,6 +154,18 @@ def test_a_silence_in_an_incident_does_not_depend_on_how_observations_are_batche
         found += more
     assert found == findings
     assert encode_state(state) == encode_state(whole)
+
+
+def test_what_is_left_silent_as_the_last_other_leaves_is_over_with_the_next_request() -> None:
+    batch = of_nights(8, german_after=0.5)
+    asleep, _ = fold(SHORT, StreamState(), batch[:7_200])
+    state, findings = fold(SHORT, leave_incident(asleep, "down", ["chat"]), batch[7_200:7_300])
+    over, *found = findings
+    assert isinstance(over, DriftClosed)
+    assert (over.reason, over.left) == ("no_traffic", ())
+    assert over.ordinal == batch.ordinal[7_200]
+    assert [type(each) for each in found] == [DriftOpened]  # of chat, which is still fallen
+    assert state.incidents[0] is not None
 
 
 def fallen_together(seed: int, still: dict[str, float]) -> ObservationBatch:

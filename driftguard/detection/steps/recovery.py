@@ -202,10 +202,11 @@ def _not_back(
 def requests_until_silent(incident: OpenIncident, before: int, history: int) -> int:
     """How many requests from now the next undecided test may be called silent.
 
-    At least 1, also where `history` was made smaller since the last fold.
+    At least 1, also where `history` was made smaller since the last fold, and where all others have left an
+    incident and only silent segments stay, in which it is over.
     """
     waiting = incident.last_seen[incident.outcome == WAITING]
-    return max(int(waiting.min()) + history - before, 1)
+    return max(int(waiting.min()) + history - before, 1) if len(waiting) else 1
 
 
 def closed(
