@@ -35,7 +35,6 @@ from driftguard.detection.state.stream_state import (
     DIRECTIONS,
     LASTED,
     RECOVERED,
-    SILENT,
     WAITING,
     Floats,
     OpenIncident,
@@ -67,7 +66,13 @@ from driftguard.detection.steps.expectation import predicted
 from driftguard.detection.steps.first_part import with_rest_judged
 from driftguard.detection.steps.new_normal import became_normal, learned_anew, parted
 from driftguard.detection.steps.open_incident import looked_again, open_incident, widen_incident
-from driftguard.detection.steps.recovery import are_back, closed, keep_tests, requests_until_silent, run_tests
+from driftguard.detection.steps.recovery import (
+    back_together,
+    closed,
+    keep_tests,
+    requests_until_silent,
+    run_tests,
+)
 from driftguard.detection.steps.reference_period import (
     check_reference,
     requests_until_check,
@@ -278,14 +283,15 @@ def _after_tests(
 ) -> tuple[StreamState, list[Finding]]:
     """Ends the incident when each of its segments has come back or is silent. While one has not, those that
     have come back leave it: it hides no other change of them."""
-    recovered = incident.outcome == RECOVERED
-    if not recovered.any() and (incident.outcome[incident.test] == WAITING).any():
+    recovered = (incident.outcome == RECOVERED).any()
+    if not recovered and (incident.outcome[incident.test] == WAITING).any():
         return _with_incident(state, direction, incident), []
     rows = history_rows(state)
-    back = are_back(state, base, rows, incident, direction)
-    over, left = incident, None
-    if not (back | (incident.outcome[incident.test] == SILENT)).all():
-        incident = incident.without_common(recovered)
+    if recovered:
+        incident = back_together(state, base, rows, incident, direction)
+    outcome = incident.outcome[incident.test]
+    over, left, back = incident, None, outcome == RECOVERED
+    if (outcome == WAITING).any():
         if not back.any():
             return _with_incident(state, direction, incident), []
         over, left = incident.of_segments(back), incident.of_segments(~back)

@@ -197,6 +197,30 @@ def test_of_segments_that_fell_together_the_one_that_is_back_leaves_and_the_othe
     assert max(found) < 1_500
 
 
+def many_fallen_together(seed: int, *, hotter: str | None = None) -> ObservationBatch:
+    """A dozen segments fall a little at once, and all are back but s00. `hotter`: requests of this one have
+    another temperature from some time after the fall on."""
+    rng = np.random.default_rng(seed)
+    names = np.array([f"s{each:02}" for each in range(12)])[rng.integers(0, 12, 15_500)]
+    when = np.arange(len(names)) - 12_000
+    means = np.where((when >= 0) & ((when < 500) | (names == "s00")), 0.58, 0.7)
+    batch = requests(rng, means, names.tolist())
+    return replace(batch, temperature=np.where((when >= 300) & (names == hotter), 1.0, 0.0))
+
+
+def test_what_all_that_fell_together_show_to_be_back_is_told_as_back_while_one_stays() -> None:
+    told = []
+    for seed in range(4):
+        state, findings = fold_all(many_fallen_together(seed), CONFIG)
+        over = [each for each in findings if isinstance(each, DriftClosed) and each.ordinal > 12_000]
+        told.append(max(len(each.segments) for each in over))
+        assert {each.reason for each in over} == {"recovered"}, seed
+        assert all(change.segment != "s00" for each in over for change in each.segments)
+        assert state.recoveries.sum() == sum(len(each.segments) for each in over)
+    print(f"seeds 0..3: at most {told} segments back at once")
+    assert max(told) > 5
+
+
 def test_segments_that_fell_together_and_are_back_together_leave_together() -> None:
     """Also the rare one, which by itself tells it much later."""
     together = []

@@ -157,17 +157,17 @@ def keep_tests(
     )
 
 
-def are_back(
+def back_together(
     state: StreamState, base: Baselines, rows: Columns, incident: OpenIncident, direction: int
-) -> NDArray[np.bool_]:
-    """Which of its segments [D] have come back, by `rows` (the history as columns): those whose own test says
-    so, and of a common one that does those whose own requests since then do not say otherwise."""
-    back: NDArray[np.bool_] = incident.outcome[incident.test] == RECOVERED
+) -> OpenIncident:
+    """The incident in which what a common test says to be back is so by its own test too, but for segments
+    whose own requests since then say otherwise, by `rows` (the history as columns)."""
+    outcome = incident.outcome.copy()
     for test in np.unique(incident.common[incident.common != ALONE]).tolist():
         if incident.outcome[test] == RECOVERED:
-            members = incident.common == test
-            back[members] |= ~_not_back(state, base, rows, incident, test, direction)[members]
-    return back
+            not_back = _not_back(state, base, rows, incident, test, direction)
+            outcome[incident.test[(incident.common == test) & ~not_back]] = RECOVERED
+    return replace(incident, outcome=outcome).without_common(incident.outcome == RECOVERED)
 
 
 def _not_back(
