@@ -21,8 +21,8 @@ Paper: Ramdas, Grunwald, Vovk, Shafer 2023, "Game-theoretic statistics and safe 
 **Segments of an alarm that came from the stream as a whole** are tested in common as well: what breaks all at
 once is mostly mended at once, and all together show it sooner. The guarantee is then that of their requests
 together. Of these segments those stay whose own requests since the common return lie, on average, on the
-fallen side of their own midpoint: no level, but one that sends too little to tell is watched again, and one
-that is still fallen raises its alarm anew.
+fallen side of their own midpoint, or have other settings: no level, but one that sends too little to tell is
+watched again, and one that is still fallen raises its alarm anew.
 
 **The midpoint** is known no better than the distance between before and after. At the alarm few requests tell
 that, and the worst ones at that: where some requests fall and others do not, twice the true distance is
@@ -110,9 +110,7 @@ def run_tests(
 
     Strata whose baseline was learned after their segment's alarm cannot tell whether the change is over.
     """
-    alarm_of = np.zeros(len(state.names), dtype=np.int64)
-    alarm_of[incident.segments] = incident.alarm_ordinal
-    comparable = (state.ready & (state.ready_ordinal <= alarm_of[state.segment_of_stratum]))[rows.stratum]
+    comparable = _comparable(state, incident)[rows.stratum]
     runs = {}
     for test in np.flatnonzero(incident.outcome != RECOVERED).tolist():
         heard = np.isin(rows.segment, incident.segments[incident.members(test)])
@@ -129,6 +127,21 @@ def run_tests(
         was_silent = bool(incident.outcome[test] == SILENT)
         runs[test] = RecoveryRun(places, path, told, halfway[1:], seen, was_silent)
     return runs
+
+
+def _comparable(state: StreamState, incident: OpenIncident) -> NDArray[np.bool_]:
+    """Which strata [C] tell whether the change is over."""
+    known: NDArray[np.bool_] = state.ready & (
+        state.ready_ordinal <= _alarms(state, incident)[state.segment_of_stratum]
+    )
+    return known
+
+
+def _alarms(state: StreamState, incident: OpenIncident) -> NDArray[np.int64]:
+    """The ordinal of the alarm of each of the stream's segments [S], 0 of those that it has none of."""
+    alarm = np.zeros(len(state.names), dtype=np.int64)
+    alarm[incident.segments] = incident.alarm_ordinal
+    return alarm
 
 
 def keep_tests(
@@ -175,15 +188,13 @@ def _not_back(
 ) -> NDArray[np.bool_]:
     """Which of the segments [D] of a common test accept, since all of them together came back, on average
     less (after a rise: more) than halfway between before and after: by its lower bound, or, where that is
-    further, as far as their requests from the change until then lay off on average."""
+    further, as far as their requests from the change until then lay off on average. In a fall also those
+    that have sent with other settings only since then, which do not tell."""
     codes, segments, fall = incident.segments, len(state.names), direction == 0
-    own = rows[np.flatnonzero(np.isin(rows.segment, codes[incident.common == test]))]
-    own = own[
-        np.flatnonzero((own.ordinal >= incident.since(segments)[own.segment]) & state.ready[own.stratum])
-    ]
-    alarm = np.zeros(segments, dtype=np.int64)
-    alarm[codes] = incident.alarm_ordinal
-    later = np.flatnonzero(own.ordinal > alarm[own.segment])
+    heard = rows[np.flatnonzero(np.isin(rows.segment, codes[incident.common == test]))]
+    heard = heard[np.flatnonzero(heard.ordinal >= incident.since(segments)[heard.segment])]
+    own = heard[np.flatnonzero(_comparable(state, incident)[heard.stratum])]
+    later = np.flatnonzero(own.ordinal > _alarms(state, incident)[own.segment])
     halfway = np.full(len(later), incident.halfway[test])
     begun = later[likeliest_point(recovery_bets(state, base, own[later], halfway, fall=fall))]
     fallen, since = own[:begun], own[begun:]
@@ -196,7 +207,9 @@ def _not_back(
     half[codes] = np.maximum(half[codes], incident.halfway[incident.test])
     beyond = since.x - midpoint(since, half[since.segment], fall=fall)
     total = np.bincount(since.segment, weights=beyond if fall else -beyond, minlength=segments)
-    return total[codes] < 0.0
+    with_others = heard.segment[heard.ordinal >= since.ordinal[0]]
+    untold = fall & np.isin(codes, with_others) & ~np.isin(codes, since.segment)
+    return (total[codes] < 0.0) | untold
 
 
 def requests_until_silent(incident: OpenIncident, before: int, history: int) -> int:
