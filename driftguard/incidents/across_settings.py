@@ -68,9 +68,14 @@ def _at_another_k(session: Session, incident: Incident) -> dict[str, AcrossSetti
         and not _drafts_as_many(known_k(session, incident, waiting[level.segment]), level)
     ]
     by_first: dict[str, AcrossSettings] = {}
-    for span in {span_of(incident, waiting[level.segment]) for level in newest}:
-        own = [level for level in newest if span_of(incident, waiting[level.segment]) == span]
-        by_first |= _by_first(session, incident, own, waiting, span)
+    spans = {
+        level.segment: (_fell_in(incident, change), span_of(incident, change))
+        for level in newest
+        for change in [waiting[level.segment]]
+    }
+    for both in set(spans.values()):
+        own = [level for level in newest if spans[level.segment] == both]
+        by_first |= _by_first(session, incident, own, waiting, *both)
     return by_first | _as_much_more(session, incident, newest, waiting, by_first)
 
 
@@ -162,6 +167,12 @@ def span_of(incident: Incident, change: ChangedSegment) -> Span:
     return Span(change.since_seq, change.named_seq + 1, at - LOOK_BACK)
 
 
+def _fell_in(incident: Incident, change: ChangedSegment) -> Span:
+    """The same, of the older name in whose place the segment fell, where the incident names that."""
+    names = (change.segment, *change.renamed_from)
+    return min(span_of(incident, each) for each in incident.segments if each.segment in names)
+
+
 def named_at(incident: Incident, change: ChangedSegment) -> int:
     """The seq of the newest record as the segment was named."""
     return span_of(incident, change).end - 1
@@ -181,19 +192,22 @@ def _by_first(
     incident: Incident,
     newest: list[LevelAtK],
     waiting: Mapping[str, ChangedSegment],
+    fell_in: Span,
     span: Span,
 ) -> dict[str, AcrossSettings]:
     """Of the segments whose first draft token is known on both sides of the fall, which was named in the
-    `span`."""
+    `span`; `fell_in`: under what name ever."""
     begun, _, oldest = span
-    goes_on, earlier, usual_until = incident.evidence.goes_on, incident.stream_id, begun
-    if begun == incident.change_point_seq:  # it did not join later
+    goes_on, earlier, usual_until = incident.evidence.goes_on, incident.stream_id, fell_in.first
+    if usual_until == incident.change_point_seq:  # it did not join later
         earlier = incident.evidence.predecessor_stream_id or earlier
         if goes_on is not None:
             earlier, usual_until = goes_on.stream_id, goes_on.change_point_seq
     before = {
         level.segment: level
-        for level in acceptance_levels.of_span(session, earlier, Span(0, usual_until, oldest), by_first=True)
+        for level in acceptance_levels.of_span(
+            session, earlier, Span(0, usual_until, fell_in.oldest), by_first=True
+        )
     }
     ks = acceptance_levels.told_k(session, incident.stream_id, span)
     fallen = {

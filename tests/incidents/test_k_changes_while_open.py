@@ -175,3 +175,20 @@ def test_a_fall_under_another_name_goes_on_as_it_is_verified_by_blocks(database:
     server.send(2 * HISTORY, replace(by_blocks, first=usual.first))
     server.look()
     assert server.fall().state == "resolved"
+
+
+def test_a_fall_whose_name_changed_later_is_held_against_what_was_before_it_at_another_k(
+    database: Database,
+) -> None:
+    """Not against what the older name accepted while it was fallen."""
+    server = Server(database, 300)
+    for setup in (USUAL_OF_THREE, USUAL_OF_THREE, replace(FALLEN_OF_THREE, names={})):
+        server.send(1_500, setup)
+    server.send(2_500, FALLEN_OF_THREE)
+    assert names_of(not_back(server.fall().segments)) == ("chat-v2",)
+    server.send(2 * HISTORY, replace(FALLEN_OF_THREE, k=6))
+    (renamed,) = not_back(server.fall().segments)
+    assert renamed.across_settings is not None
+    assert renamed.across_settings.positions == "first"
+    assert renamed.across_settings.before == pytest.approx(0.75, abs=0.03)
+    assert renamed.across_settings.after == pytest.approx(0.6, abs=0.03)
