@@ -104,6 +104,25 @@ def test_it_is_found_alike_however_batched(by: float) -> None:
     assert pieces == findings
 
 
+def test_a_fall_that_wanders_is_found_alike_however_batched() -> None:
+    """How long a block of requests that depend on each other may be follows from how many come in an hour."""
+    rng = np.random.default_rng(1)
+    names = np.array(NAMES)[rng.choice([0, RARE], 11_000, p=[0.95, 0.05])]
+    means = np.full(len(names), 0.7)
+    since = np.arange((names == "rare").sum()) - 250
+    means[names == "rare"] = np.where(since < 0, 0.65, np.where(since // 60 % 2 == 0, 0.3, 0.55))
+    batch = requests(rng, means, names.tolist())
+    whole, findings = fold(CONFIG, StreamState(), batch)
+    state, pieces = StreamState(), []
+    for start, stop in pairwise([0, 3_800, 7_600, len(batch)]):
+        state, found = fold(CONFIG, state, batch[start:stop])
+        pieces += found
+    ready = [each for each in findings if isinstance(each, BaselineReady) and each.segment == "rare"]
+    assert [each.why.before_fall for each in ready] == [True]
+    assert pieces == findings
+    assert encode_state(state) == encode_state(whole)
+
+
 def test_bins_hold_the_sums_of_all_requests_in_order() -> None:
     rng = np.random.default_rng(5)
     terms = rng.random((1_000, SUMS))

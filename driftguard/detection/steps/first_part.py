@@ -91,9 +91,9 @@ def shift_within(config: DetectorConfig, state: StreamState, code: int) -> Level
     return shift if abs(shift.gap) >= LEAST_DROPS * config.minimum_drop else None
 
 
-def first_part(state: StreamState, code: int, shift: LevelShift) -> StreamState | None:
+def first_part(state: StreamState, code: int, shift: LevelShift, now: float) -> StreamState | None:
     """The state whose stratum has the baseline of the part before a fall, and is ready from there on. None
-    where there is no such part, or it rose."""
+    where there is no such part, or it rose. `now`: end of the newest request, in seconds since 1970."""
     own = int(np.flatnonzero(state.learning == code)[0])
     before = state.bins[own, : shift.bin - 1]
     sums = add_terms(np.zeros(SUMS), before[:, :SUMS])
@@ -111,7 +111,7 @@ def first_part(state: StreamState, code: int, shift: LevelShift) -> StreamState 
         float(variance_of(sums)),
         counted,
         OF_REQUESTS,
-        longest=longest_block(state, code, state.last_ended_at),
+        longest=longest_block(state, code, now),
     )
     turns = state.turns.copy()
     turns[code, REFERENCE] *= share[code]

@@ -198,7 +198,7 @@ def check_reference(
     why = state.why_learned(code)
     shift = shift_within(config, state, code)
     if shift is not None:
-        before_fall = first_part(state, code, shift)
+        before_fall = first_part(state, code, shift, row.ended_at(0))
         if before_fall is None:
             return begun_anew(state, code), []
         why = replace(why, before_fall=True)
