@@ -314,16 +314,19 @@ def first_at_k(
 
 _K_OF_SPAN = text(
     f"""
-    SELECT sum(drafted)::float8 / sum(steps) FROM {newest_records(_IN_SPAN)}
-    WHERE drafted > 0 AND steps > 0 AND segment = :segment
+    SELECT sum(drafted)::float8 / sum(steps) FROM (
+        SELECT drafted, steps FROM {newest_records(_IN_SPAN)}
+        WHERE drafted > 0 AND steps > 0 AND segment = :segment
+        ORDER BY {NEWEST_FIRST} LIMIT :newest
+    ) AS newest
     """  # noqa: S608 (constants only)
 )
 
 
 def k_of_span(session: Session, stream_id: int, segment: str, span: Span) -> float | None:
-    """Draft tokens per step of the segment's requests among the newest of all in the span; None where none is
-    kept."""
-    given = {"stream_id": stream_id, **span._asdict(), "segment": segment, "most_read": _NEWEST_REQUESTS}
+    """Draft tokens per step of the segment's newest requests in the span; None where none is kept."""
+    given = {"stream_id": stream_id, **span._asdict(), "segment": segment}
+    given |= {"newest": _NEWEST_REQUESTS, "most_read": MOST_READ}
     found: float | None = session.scalar(_K_OF_SPAN, given | {"kind": kind_of(session, stream_id)})
     return found
 

@@ -43,6 +43,18 @@ def test_levels_of_a_busy_draft_are_of_its_newest_hours(
     assert before.mean == pytest.approx(0.25, abs=0.05)
 
 
+def test_k_of_a_rare_segment_is_known_in_a_long_span_of_a_busy_stream(database: Database) -> None:
+    start = datetime.now(UTC) - timedelta(hours=1)
+    traffic = Traffic(1, start=start)
+    rare = traffic.draw(1, {"rare": 0.7})
+    store(database, [*rare, *traffic.draw(1_200, {"chat": 0.7})])
+    span = Span(0, ABOVE_EVERY_SEQ, start - timedelta(days=1))
+    with database.session() as session:
+        known = [acceptance_levels.k_of_span(session, 1, name, span) for name in ("rare", "chat")]
+    assert known[0] is not None
+    assert known[0] == known[1]
+
+
 def test_a_rare_segment_of_a_busy_stream_is_not_looked_for_in_all_that_is_kept(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
