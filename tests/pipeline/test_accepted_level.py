@@ -212,4 +212,4 @@ def test_what_is_accepted_of_one_incident_leaves_the_other_one_in_that_segment_a
         fold_all(pipeline)
         after = {incident.direction: incident for incident in all_incidents(database)}
         assert after["up"].state == "resolved"
-        assert str(after["up"].resolution).startswith("acceptance is back at its baseline")
+        assert str(after["up"].resolution).startswith("acceptance is back ")
