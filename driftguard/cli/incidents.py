@@ -25,6 +25,7 @@ from driftguard.cli.options import (
 from driftguard.cli.output import print_facts, print_text, time_of
 from driftguard.records.documents.acceptance import from_to
 from driftguard.records.documents.diagnosis import for_server
+from driftguard.records.documents.incident import told_as
 
 commands = typer.Typer(no_args_is_help=True, help="List, show, acknowledge and resolve incidents.")
 PATH = "/api/v1/incidents"
@@ -121,7 +122,8 @@ def print_incident(incident: dict[str, Any], sidecar: str) -> None:
                 print_text(action["command"], "      ")
     print("\nWhat happened:")
     for step in incident["transitions"]:
-        print_text(f"{time_of(step['at'])}  {_became(step)}: {step['reason']}", "  ")
+        became = told_as(step["from_state"], step["to_state"], step["severity"])
+        print_text(f"{time_of(step['at'])}  {became}: {step['reason']}", "  ")
     if incident["notifications"]:
         print("\nWho was told:")
     for told in incident["notifications"]:
@@ -131,12 +133,6 @@ def print_incident(incident: dict[str, Any], sidecar: str) -> None:
         )
         error = f", last error: {told['last_error']}" if told["last_error"] else ""
         print_text(f"{told['destination']}: {told['event']}, {outcome}{error}", "  ")
-
-
-def _became(step: dict[str, Any]) -> str:
-    """Its state; of what changed none, the severity to which it was raised, or that something was noted."""
-    is_same = step["from_state"] == step["to_state"]
-    return str((step["severity"] or "noted") if is_same else step["to_state"])
 
 
 def _levels(segment: dict[str, Any]) -> str:

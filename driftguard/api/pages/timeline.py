@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from driftguard.api.drafts import DraftModel
-from driftguard.api.incident_models import IncidentDetail, TransitionModel
+from driftguard.api.incident_models import IncidentDetail
 from driftguard.api.retraining import RunModel
+from driftguard.records.documents.incident import told_as
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,19 +27,14 @@ def timeline(incident: IncidentDetail, runs: Sequence[RunModel], drafts: Sequenc
     return sorted(_events(incident, runs, drafts), key=lambda event: event.at)
 
 
-def _word(step: TransitionModel) -> str:
-    if step.from_state is None:
-        return "found"
-    return (step.severity or "noted") if step.from_state == step.to_state else step.to_state
-
-
 def _events(
     incident: IncidentDetail, runs: Sequence[RunModel], drafts: Sequence[DraftModel]
 ) -> Iterator[Event]:
     fell = "acceptance rose" if incident.direction == "up" else "acceptance fell"
     yield Event(incident.since, "changed", "tokens come slower" if incident.evidence.goodput else fell)
     for step in incident.transitions:
-        yield Event(step.at, _word(step), step.reason)
+        became = told_as(step.from_state, step.to_state, step.severity)
+        yield Event(step.at, "found" if step.from_state is None else became, step.reason)
     for told in incident.notifications:
         if told.delivered_at:
             yield Event(told.delivered_at, "told", f"{told.destination}: {told.event}, {told.severity}")

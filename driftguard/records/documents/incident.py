@@ -74,6 +74,12 @@ class ChangedSegment:
         return self.adjusted.before, self.adjusted.after
 
 
+def told_as(from_state: str | None, to_state: str, severity: str | None) -> str:
+    """What a step in the history of an incident is told as: its state; where it changed none, the severity to
+    which it was raised, or that something was noted."""
+    return to_state if from_state != to_state else severity or "noted"
+
+
 def positions_of(segments: Sequence[ChangedSegment]) -> Positions:
     """The draft positions of the acceptances of these segments: all, or the first."""
     return combined([segment.after.positions for segment in segments])
