@@ -145,14 +145,15 @@ def test_a_round_whose_outcome_cannot_be_stored_is_not_posted_again_at_once(data
         assert len(receiver.received) == 1
 
 
+def away(*_: object) -> None:
+    """In place of what reads the database."""
+    raise DatabaseUnavailable("connection refused")
+
+
 def test_open_alerts_do_not_end_while_the_database_is_away_for_minutes(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As for its upgrade: every open page was told as over, and came anew."""
-
-    def away(*_: object) -> None:
-        raise DatabaseUnavailable("connection refused")
-
     monkeypatch.setattr(alertmanager, "RESEND_SECONDS", 0.0)
     with http_receiver() as receiver:
         peers = alertmanagers([peer(receiver)])
@@ -209,10 +210,6 @@ def test_an_alert_that_is_kept_without_the_database_ends_in_time_where_the_clock
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Set back by an hour meanwhile: by the clock of the peer the alert would be over as it arrives."""
-
-    def away(*_: object) -> None:
-        raise DatabaseUnavailable("connection refused")
-
     monkeypatch.setattr(alertmanager, "RESEND_SECONDS", 0.0)
     with http_receiver() as receiver:
         add_incident(database, alertmanagers([peer(receiver)]))
