@@ -42,12 +42,12 @@ class SidecarClient:
     def incident(self, incident_id: str) -> dict[str, Any]:
         return self._get(f"/api/v1/incidents/{incident_id}")
 
-    def requests_among(self, first: int) -> int:
-        """Of so many first records: canary probes are numbered with those of requests."""
+    def record_kinds(self) -> list[str]:
+        """In the order of arrival: canary probes are numbered with requests."""
         url = f"{self.base_url}/api/v1/records"
         answer = httpx.get(url, params={"format": "jsonl"}, timeout=60.0, trust_env=False)
         answer.raise_for_status()
-        return sum(json.loads(line)["kind"] == "request" for line in answer.content.splitlines()[:first])
+        return [json.loads(line)["kind"] for line in answer.content.splitlines()]
 
     def draft_directory(self, version: str) -> str | None:
         drafts: list[dict[str, Any]] = self._get("/api/v1/drafts")["drafts"]

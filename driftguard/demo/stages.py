@@ -172,8 +172,9 @@ def drift(loop: Loop, stage: Stage) -> dict[str, Any]:
     loop.measure("during", loop.traffic.answers[answered_before:])
     loop.screen.state = f"incident: {incident['summary']}"
     segments = [segment["segment"] for segment in incident["segments"]]
+    kinds = loop.sidecar.record_kinds()
     delay, error = (
-        loop.sidecar.requests_among(incident[f"{name}_record"]) - answered_before
+        kinds[: incident[f"{name}_record"]].count("request") - answered_before
         for name in ("opened", "change_point")
     )
     since = datetime.fromisoformat(incident["since"]).timestamp()
