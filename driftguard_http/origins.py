@@ -74,9 +74,8 @@ class Origins:
             return None
         if name == self.bound.lower().strip("[]") or (self.external and name == _name_in(self.external)):
             return None
-        if _address(name) is not None and not is_loopback(
-            self.bound
-        ):  # no page of another site has it, see above
+        is_address = _address(name) is not None  # no page of another site has it, see above
+        if is_address and not is_loopback(self.bound):
             return None
         return f"Host {host.decode('latin-1')!r} is not a name of this server; {self.hint}"
 

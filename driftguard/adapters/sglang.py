@@ -8,8 +8,8 @@ Versions without `spec_verify_calls_total` give the acceptance length of their l
 which keeps its value while the server is idle: it is only used if tokens were generated. It is 0 without
 speculation as well: that is believed after as many tokens as one request may get in 40 passes.
 Gauges repeat per rank of one replica; counters are kept by its first rank, some of them by more labels than
-others. With --enable-priority-scheduling
-those of requests repeat per priority, beside their totals, whose priority is empty.
+others. With --enable-priority-scheduling the gauges of requests repeat per priority, beside their totals,
+whose priority is empty.
 """
 
 from __future__ import annotations
