@@ -101,6 +101,7 @@ class Evidence:
     """Everything known about one incident. Empty where nothing is known.
 
     `before` and `after` are requests of all segments on both sides of the change point; captures likewise.
+    `changed`: of the segments that changed those that are not back.
     `probes_awaited`: there are probes from before the change and it is worth waiting for those after it.
     `replaced_target`: the target that the server served before, when this stream began by its replacement;
     `before` are then requests of the stream before. `replaced_draft`: likewise, the draft version.

@@ -193,7 +193,7 @@ def examine(evidence: Evidence) -> Examination:
         slices=tuple(one for one in sliced if one is not None),
         first=slices.compare_first(evidence.before, evidence.after),
         load=pace.compare_steps(before, after),
-        gap=serving_gap.compare(evidence.scores) if evidence.scores is not None else None,
+        gap=serving_gap.compare(evidence.scores, evidence.changed) if evidence.scores is not None else None,
         engine_change=evidence.engine_change,
     )
 

@@ -12,7 +12,7 @@ known, only what is so under both is shown.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -199,13 +199,14 @@ def _error(parts: Floats) -> float:
     return math.sqrt(n / max(n - 1, 1) * float(np.sum(parts**2)))
 
 
-def compare(scores: ServingScores) -> ServingGap | None:
-    """None where a side of each segment is one conversation."""
-    found = _gap(scores.segments)
-    return replace(found, by_match=_gap(scores.by_match)) if found is not None else None
+def compare(scores: ServingScores, changed: Collection[str]) -> ServingGap | None:
+    """Of the changed segments. None where none is scored, or a side of each is one conversation."""
+    found = _gap(scores.segments, changed)
+    return replace(found, by_match=_gap(scores.by_match, changed)) if found is not None else None
 
 
-def _gap(segments: Sequence[SegmentScores]) -> ServingGap | None:
+def _gap(scored: Sequence[SegmentScores], changed: Collection[str]) -> ServingGap | None:
+    segments = [one for one in scored if one.segment in changed]
     opened = _change(segments, "gap")
     offline, surprise = _change(segments, "offline"), _change(segments, "surprise")
     if opened is None or offline is None or surprise is None:

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from driftguard.diagnosis import Evidence, diagnose
 from driftguard.incident_lifecycle import Direction, is_graver
 from driftguard.incidents.opening import Paging, raise_to, severity_of
-from driftguard.records.documents.incident import IncidentDiagnosis, SeenEvidence, names_of
+from driftguard.records.documents.incident import IncidentDiagnosis, SeenEvidence, going_on, names_of
 from driftguard.store import incidents
 from driftguard.store.database import CHORE, Database, each_apart
 from driftguard.store.examination_evidence import (
@@ -41,8 +41,8 @@ log = structlog.get_logger(__name__)
 
 
 def gather(session: Session, incident: Incident, stream: Stream, now: datetime) -> Evidence:
-    """Everything stored that bears on this incident."""
-    changed = names_of(incident.segments)
+    """Everything stored that bears on what is not back of this incident."""
+    changed = names_of(going_on(incident.segments))
     moment = _moment(incident)
     before, after = records_around(session, stream.id, moment)
     replaced = _predecessor(session, incident)

@@ -15,7 +15,7 @@ from driftguard.cost.best_action import Action
 from driftguard.detection import Acceptance, StreamSummary
 from driftguard.incidents import cost_measurement, recovery, remedy
 from driftguard.incidents.message import cost_percent
-from driftguard.records.documents.incident import names_of
+from driftguard.records.documents.incident import going_on, names_of
 from driftguard.records.positions import combined
 from driftguard.status import unrecorded
 from driftguard.status.sentences import DRAFTING, set_aside_sentence, stale, with_clock, with_text
@@ -205,12 +205,12 @@ def _mixed(parts: Sequence[Acceptance], weights: Sequence[float]) -> Acceptance:
 def _speeds(
     speeds: dict[str, status_queries.SegmentSpeed], incident: Incident | None
 ) -> tuple[float | None, float | None]:
-    """Tokens per second now and before; during an incident of the segments that it names."""
+    """Tokens per second now and before; during an incident of its segments that are not back."""
     if incident is None:
         return _rate([item.recent for item in speeds.values()]), _rate(
             [item.earlier for item in speeds.values()]
         )
-    named = set(names_of(incident.segments))
+    named = set(names_of(going_on(incident.segments)))
     now = _rate([item.recent for segment, item in speeds.items() if segment in named])
     return now or incident.tokens_per_second_after, incident.tokens_per_second_before
 

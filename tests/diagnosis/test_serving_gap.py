@@ -76,6 +76,15 @@ def test_a_fall_that_the_models_account_for_is_the_traffic() -> None:
     assert verdict(diagnose(fell(scores=ACCOUNTED, **MOVED))) == ("query_drift", "medium", True)
 
 
+def test_the_scores_of_a_segment_that_is_back_do_not_count() -> None:
+    back = replace(scores(0.7, 0.71).segments[0], segment="code")
+    assert verdict(diagnose(fell(scores=ServingScores((*OPENED.segments, back))))) == verdict(
+        diagnose(fell(scores=OPENED))
+    )
+    both = ServingScores((*ACCOUNTED.segments, back))
+    assert verdict(diagnose(fell(scores=both))) == ("query_drift", "medium", True)
+
+
 def test_it_need_not_wait_for_probes() -> None:
     awaited = {"probes_before": probes() * 2, "probes_awaited": True}
     found = diagnose(fell(scores=ACCOUNTED, **awaited))
@@ -166,7 +175,7 @@ def test_where_they_may_be_anothers_an_open_gap_is_not_sure() -> None:
 
 def test_a_gap_of_the_engines_own_rule_says_nothing_as_it_is_there_before_too() -> None:
     """Such as drafts that are not sampled: .70 is served where the models account for .80."""
-    found = compare(scores(0.45, 0.46))
+    found = compare(scores(0.45, 0.46), ["german"])
     assert found is not None
     assert (found.behaviour(-0.25), found.behaviour(-0.01)) == ("steady", "unclear")
 
@@ -201,7 +210,7 @@ def scored(seed: int, count: int, gap: float, *, turns: int = 1) -> list[ScoredR
 def test_the_gap_is_told_more_sharply_than_acceptance_as_the_requests_are_the_same() -> None:
     found = summarised(scored(1, 60, 0.0), scored(2, 60, 0.08), ("german",), "rejection")
     assert found is not None
-    gap = compare(found)
+    gap = compare(found, ["german"])
     assert gap is not None
     side = found.segments[0].after
     assert side.gap_error < side.served_error / 2
@@ -214,7 +223,7 @@ def test_its_interval_covers_what_is_true_at_its_level() -> None:
     for seed in range(200):
         found = summarised(scored(seed, 40, 0.0), scored(seed + 1_000, 40, 0.1), ("german",), "rejection")
         assert found is not None
-        gap = compare(found)
+        gap = compare(found, ["german"])
         assert gap is not None
         covered += gap.opened.low <= -0.1 <= gap.opened.high
     assert covered >= 193  # 99% of 200, and what a binomial falls below once in a hundred

@@ -133,10 +133,15 @@ def capture(database: Database, at: datetime, tokens: tuple[int, int], count: in
     return [item.record_id for item in captured]
 
 
-def drifted(database: Database) -> UUID:
-    """A fall of german, whose captured prompts moved to another topic."""
+def capture_another_topic(database: Database) -> None:
+    """Prompts of german from before a fall, and on another topic since."""
     capture(database, NOW - timedelta(hours=3), (0, 300), 40, seed=1)
     capture(database, NOW, (500, 800), 40, seed=2)
+
+
+def drifted(database: Database) -> UUID:
+    """A fall of german, whose captured prompts moved to another topic."""
+    capture_another_topic(database)
     return fallen(database)
 
 
@@ -193,6 +198,23 @@ def test_moved_queries_without_probes_retrain_at_medium_confidence(database: Dat
         )
         incident.state = "mitigating"
         assert summary(incident, stream).endswith("; a new draft is being trained.")
+
+
+def test_segments_that_are_back_do_not_hide_that_the_others_fell(database: Database) -> None:
+    """Nineteen of twenty requests are of segments that fell as well, and accept as before again."""
+    replay(database, NOW - timedelta(hours=3))
+    capture_another_topic(database)
+    stayed = {f"code{number}": 0.7 for number in range(19)}
+    traffic = Traffic(seed=2)
+    store(database, traffic.draw(800, {"german": 0.7, **stayed}))
+    changed_at, first = traffic.clock, newest_seq(database) + 1
+    store(database, traffic.draw(240, {"german": 0.5, **stayed}))
+    replay(database, NOW)
+    fell = acceptance(0.7), acceptance(0.5)
+    back = [ChangedSegment(name, *fell, evidence=1e6, back_at=NOW) for name in stayed]
+    segments = (ChangedSegment("german", *fell, evidence=1e6), *back)
+    incident_id = open_incident(database, changed_at, first, segments=segments)
+    assert verdict(database, incident_id) == ("query_drift", "high"), known(database, incident_id).reason
 
 
 def test_a_faulty_machine_waits_for_its_probes_and_then_never_retrains(database: Database) -> None:
