@@ -13,7 +13,8 @@ by that), the n newest requests since the incident opened say that it is back wh
 
 has a one-sided p-value of at most FALSE_END share(m) / len(SIZES): n is each of SIZES, m the minutes since
 the incident opened, and share that of driftguard.alpha_spending. `inflation` is by how much the variance of
-sums exceeds that of independent requests, as the detector found for the stream.
+sums exceeds that of independent requests, as the detector found for the segment. Where that is large it takes
+as many times more requests to tell: up to MOST_LARGER times each of SIZES.
 Guarantee: looks lie a minute apart at least, so each spends a share of its own, and all shares together are
 less than 1. While the segment accepts no more than the midpoint, the probability that it is ever called back
 is at most FALSE_END, however long that lasts and however the looks depend on each other (Bonferroni).
@@ -23,7 +24,8 @@ Assumptions: means of LEAST_REQUESTS requests and more are Student distributed; 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
@@ -35,13 +37,14 @@ from driftguard import alpha_spending
 from driftguard.incidents.across_settings import has_other_settings, is_same_k, judged_by, known_k, named_at
 from driftguard.incidents.opening import come_back
 from driftguard.records.documents.incident import ChangedSegment, names_of
-from driftguard.records.positions import ACCEPTANCE, combined
+from driftguard.records.positions import ACCEPTANCE, Positions, combined
 from driftguard.store import acceptance_levels, folding, incidents
 from driftguard.store.acceptance_levels import NewestLevel
 from driftguard.store.tables import Incident
 
 FALSE_END: Final = 0.01
 SIZES: Final = (100, 200, 400, 800, 1_600)  # newest requests of a segment
+MOST_LARGER: Final = 16
 LEAST_REQUESTS: Final = 30
 _MINUTE: Final = timedelta(minutes=1)
 _RETURN: Final = "the return from a fall: the baseline of the fallen level is learned anew"
@@ -57,15 +60,14 @@ def found_back(session: Session, incident: Incident, now: datetime) -> list[Newe
     }
     if not waiting:
         return []
-    inflation = folding.variance_inflation(session, incident.stream_id)
+    inflations = folding.variance_inflations(session, incident.stream_id, waiting)
     level = level_at((now - incident.opened_at) // _MINUTE)
     back: dict[str, NewestLevel] = {}
-    for newest in _newest(session, incident, waiting):
+    for newest in _newest(session, incident, waiting, inflations):
         change = waiting[newest.segment]
         midpoint = sum(_between(change)) / 2.0
-        if p_value(newest, midpoint, inflation) <= level and _is_comparable(
-            session, incident, change, newest
-        ):
+        p = p_value(newest, midpoint, inflations[newest.segment])
+        if p <= level and _is_comparable(session, incident, change, newest):
             back.setdefault(newest.segment, newest)  # of the smallest number of requests that says so
     return list(back.values())
 
@@ -73,6 +75,12 @@ def found_back(session: Session, incident: Incident, now: datetime) -> list[Newe
 def level_at(minutes: int) -> float:
     """Of the p-value of each of SIZES, so many minutes after the incident opened."""
     return FALSE_END * alpha_spending.share(max(minutes, 0)) / len(SIZES)
+
+
+def sizes_at(inflation: float) -> tuple[int, ...]:
+    """Numbers of newest requests: SIZES, or 4 or MOST_LARGER times as many where they depend on others."""
+    larger = next((larger for larger in (1, 4) if inflation <= 4 * larger), MOST_LARGER)
+    return tuple(size * larger for size in SIZES)
 
 
 def p_value(newest: NewestLevel, midpoint: float, inflation: float) -> float:
@@ -134,18 +142,21 @@ def _is_back(changes: Sequence[ChangedSegment]) -> str:
     return "is back at what it was before the change"
 
 
-def _newest(session: Session, incident: Incident, waiting: dict[str, ChangedSegment]) -> list[NewestLevel]:
+def _newest(
+    session: Session,
+    incident: Incident,
+    waiting: Mapping[str, ChangedSegment],
+    inflations: Mapping[str, float],
+) -> list[NewestLevel]:
     """Of all that wait, by the draft positions they are judged by; of each the fewest requests first."""
+    alike: dict[tuple[Positions, tuple[int, ...]], dict[str, int]] = defaultdict(dict)
+    for name, each in waiting.items():
+        alike[judged_by(each), sizes_at(inflations[name])][name] = named_at(incident, each)
     return [
         level
-        for positions in ("all", "first")
-        if (own := [name for name, each in waiting.items() if judged_by(each) == positions])
+        for (positions, sizes), after in alike.items()
         for level in acceptance_levels.newest(
-            session,
-            incident.stream_id,
-            {name: named_at(incident, waiting[name]) for name in own},
-            SIZES,
-            by_first=positions == "first",
+            session, incident.stream_id, after, sizes, by_first=positions == "first"
         )
     ]
 

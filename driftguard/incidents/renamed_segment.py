@@ -94,8 +94,8 @@ def fallen(session: Session, awaited: AwaitedComparison, minimum_drop: float) ->
         for by_first in [like_with_like.by_first(of_segment[old], of_segment[new])]
         if (of_lengths := both or by_first) and lengths_alike(*of_lengths)
     ]
-    inflation = folding.variance_inflation(session, awaited.stream_id)
-    groups = [_together(group, inflation) for group in _groups(alike)]
+    inflations = folding.variance_inflations(session, awaited.stream_id, asked)
+    groups = [_together(group, inflations) for group in _groups(alike)]
     return [
         group
         for group in groups
@@ -239,7 +239,7 @@ def _groups(pairs: Sequence[_Pair]) -> list[list[_Pair]]:
     return groups
 
 
-def _together(group: Sequence[_Pair], inflation: float) -> Renamed | None:
+def _together(group: Sequence[_Pair], inflations: Mapping[str, float]) -> Renamed | None:
     """Where it is not known which of several became which, those of either name weigh the same. Where one of
     them may just have ended or begun, the lowest old level stands against the highest new one. None where
     neither equal settings nor the first draft token compare them all."""
@@ -251,6 +251,7 @@ def _together(group: Sequence[_Pair], inflation: float) -> Renamed | None:
     ]
     if len(sides) < len(group):
         return None
+    inflation = max(inflations[name] for old, new, _ in sides for name in (old, new))
     old = {name: both[0] for name, _, both in sides}
     new = {name: both[1] for _, name, both in sides}
     levels = [_rate([each], inflation) for _, each in sorted(new.items())]

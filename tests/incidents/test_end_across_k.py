@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from sqlalchemy import select, update
+from sqlalchemy.orm import Session
 
 from driftguard.detection import DetectorConfig
 from driftguard.incidents import cost_measurement
@@ -13,7 +16,7 @@ from driftguard.incidents.message import summary
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.records.documents.incident import names_of
-from driftguard.store import incidents
+from driftguard.store import folding, incidents
 from driftguard.store.database import Database
 from driftguard.store.tables import Incident, StreamCost
 from tests.incidents.test_target_replaced import GOOD, with_k
@@ -70,6 +73,24 @@ def test_it_ends_where_the_first_draft_token_is_accepted_as_before(database: Dat
     assert str(incident.resolution).startswith(told)
     with database.session() as session:
         assert "; mitigated after " in summary(*incidents.find(session, incident.id))
+
+
+def test_it_ends_although_other_requests_of_the_stream_depend_on_each_other(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of another segment, or with settings that nobody uses any more."""
+    running = Running(database, 7)
+    summaries = folding.summaries
+
+    def with_dependent_ones(session: Session, ids: Sequence[int]) -> dict[int, dict[str, Any]]:
+        return {
+            stream_id: {**one, "variance_inflation": 200.0}
+            for stream_id, one in summaries(session, ids).items()
+        }
+
+    monkeypatch.setattr(folding, "summaries", with_dependent_ones)
+    running.send(600, 5, USUAL)
+    assert running.incident().state == "resolved"
 
 
 def test_k_set_back_alone_does_not_end_it(database: Database) -> None:
