@@ -24,9 +24,13 @@ def levels(
     segments: Collection[str],
     since: datetime,
     go_on: Sequence[Incident] = (),
+    *,
+    are_newer: bool = False,
 ) -> dict[str, list[Likeness]]:
     """Of each of the segments since then, by settings; of one in a fall that is open, as it was before that,
-    under the name it had then. `go_on`: falls of the stream that are resolved, as they go on elsewhere."""
+    under the name it had then. `go_on`: falls of the stream that are resolved, as they go on elsewhere.
+    `are_newer`: they are compared with what they took the place of, and are not what they accepted in a fall
+    that has been told and is over."""
     until = dict.fromkeys(segments, ABOVE_EVERY_SEQ)
     was: dict[str, tuple[str, ...]] = {}
     for incident in (*incidents.of_stream(session, stream_id), *go_on):
@@ -35,8 +39,24 @@ def levels(
                 was[each.segment] = each.renamed_from or (each.segment,)
                 until |= dict.fromkeys(was[each.segment], incident.change_point_seq)
                 since = min(since, incident.change_point_at - LOOK_BACK)
+    if are_newer:
+        for name, fell in first_falls(session, stream_id, since).items():
+            until |= {name: min(fell, until[name])} if name in until else {}
     known = renamed_segments.likenesses(session, stream_id, until, since)
     return {name: [one for one in known if one.segment in was.get(name, (name,))] for name in segments}
+
+
+def first_falls(session: Session, stream_id: int, since: datetime) -> dict[str, int]:
+    """Segment -> the seq from which on it fell first since then, of those that are over."""
+    resolved = incidents.resolved_since(session, stream_id, "down", since)
+    is_open = [each for each in incidents.of_stream(session, stream_id) if each.direction == "down"]
+    first: dict[str, int] = {}
+    for incident in (*resolved, *is_open):
+        for each in incident.segments:
+            if each.back_at is not None or incident.state == "resolved":
+                seq = each.since_seq or incident.change_point_seq
+                first[each.segment] = min(seq, first.get(each.segment, seq))
+    return first
 
 
 def at_equal_settings(old: Sequence[Likeness], new: Sequence[Likeness]) -> tuple[Likeness, Likeness] | None:

@@ -71,7 +71,8 @@ def open_incident(session: Session, incident: Incident, reason: str) -> None:
         return
     if session.get(Incident, incident.id) is not None:
         return
-    earlier = incidents.resolved_since(session, incident, incident.change_point_at - _OLDEST)
+    since = incident.change_point_at - _OLDEST
+    earlier = incidents.resolved_since(session, incident.stream_id, incident.direction, since)
     incident.evidence = replace(incident.evidence, repeats=repeated(incident, earlier))
     incident.severity, incident.awaits_examination = "info", True
     incidents.open_incident(session, incident, reason)

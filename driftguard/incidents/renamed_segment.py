@@ -86,12 +86,14 @@ def fallen(session: Session, awaited: AwaitedComparison, minimum_drop: float) ->
     if not pairs:
         return []
     asked = {name for pair in pairs for name in pair}
-    of_segment = like_with_like.levels(session, awaited.stream_id, asked, since)
+    of_older = like_with_like.levels(session, awaited.stream_id, {old for old, _ in pairs}, since)
+    news = {new for _, new in pairs}
+    of_newer = like_with_like.levels(session, awaited.stream_id, news, since, are_newer=True)
     alike = [
         _Pair(old, new, both, by_first)
         for old, new in pairs
-        for both in [like_with_like.at_equal_settings(of_segment[old], of_segment[new])]
-        for by_first in [like_with_like.by_first(of_segment[old], of_segment[new])]
+        for both in [like_with_like.at_equal_settings(of_older[old], of_newer[new])]
+        for by_first in [like_with_like.by_first(of_older[old], of_newer[new])]
         if (of_lengths := both or by_first) and lengths_alike(*of_lengths)
     ]
     inflations = folding.variance_inflations(session, awaited.stream_id, asked)

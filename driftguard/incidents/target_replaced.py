@@ -377,7 +377,7 @@ def _alike(session: Session, past: Stream, stream: Stream, oldest: datetime) -> 
     older = {name: name for name in known[0].keys() & known[1]} | renamed
     go_on = _that_go_on(session, past, stream)
     before = like_with_like.levels(session, past.id, set(older.values()), oldest, go_on)
-    after = like_with_like.levels(session, stream.id, older.keys(), oldest)
+    after = like_with_like.levels(session, stream.id, older.keys(), oldest, are_newer=True)
     equal = {new: like_with_like.at_equal_settings(before[old], after[new]) for new, old in older.items()}
     by_first = {new: like_with_like.by_first(before[old], after[new]) for new, old in older.items()}
     is_equal = all(equal[new] or not by_first[new] for new in older)
@@ -403,7 +403,8 @@ def _alike_windows(session: Session, past: Stream, stream: Stream, oldest: datet
     ]
     until = min((each.change_point_seq for each in falls), default=ABOVE_EVERY_SEQ)
     since = min((each.change_point_at - LOOK_BACK for each in falls), default=oldest)
-    sides = (past.id, Span(0, until, min(since, oldest))), (stream.id, Span(0, ABOVE_EVERY_SEQ, oldest))
+    fell = min(like_with_like.first_falls(session, stream.id, oldest).values(), default=ABOVE_EVERY_SEQ)
+    sides = (past.id, Span(0, until, min(since, oldest))), (stream.id, Span(0, fell, oldest))
     ks = [acceptance_levels.told_k(session, *side) for side in sides]
     by_first = ks[0] != ks[1] or len(ks[0]) != 1
     before, after = (acceptance_levels.of_span(session, *side, by_first=by_first) for side in sides)

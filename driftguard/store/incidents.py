@@ -233,11 +233,11 @@ def decision_on(session: Session, stream_id: int, direction: str) -> tuple[Decis
     return decision, names_of(newest.segments)
 
 
-def resolved_since(session: Session, incident: Incident, oldest: datetime) -> Sequence[Incident]:
-    """Of the same stream and direction, whose change is no older; newest first."""
+def resolved_since(session: Session, stream_id: int, direction: str, oldest: datetime) -> Sequence[Incident]:
+    """Of this stream and direction, whose change is no older; newest first."""
     query = (
         select(Incident)
-        .where(Incident.stream_id == incident.stream_id, Incident.direction == incident.direction)
+        .where(Incident.stream_id == stream_id, Incident.direction == direction)
         .where(Incident.state == "resolved", Incident.change_point_at >= oldest)
         .order_by(Incident.opened_seq.desc())
     )

@@ -127,3 +127,25 @@ def test_a_rare_segment_of_a_fall_that_goes_on_is_told_as_well(
     for _ in range(9):
         server.send(400, replace(fallen, draft_version=V2))
     assert set(names_of(both(server)[1].segments)) == {"chat", "rare"}
+
+
+@pytest.mark.parametrize("seed", [460])
+def test_a_fall_that_is_over_is_not_taken_for_what_another_draft_accepts(
+    database: Database, seed: int
+) -> None:
+    """The drafts are compared again when another segment has a baseline."""
+    usual = replace(USUAL, shares={"chat": 0.2, "code": 0.8})
+    server = Server(database, seed)
+    server.send(3_000, usual)
+    server.pause(20.0)
+    usual = replace(usual, draft_version=V2)
+    server.send(3_000, usual)
+    fallen = replace(usual, first=FALLEN.first)
+    for _ in range(4):
+        server.send(HISTORY, fallen)
+    server.send(800, usual)
+    server.look()
+    assert server.fall().state == "resolved"
+    server.send(800, replace(usual, names={"code": "code-2"}))
+    server.look()
+    assert len(server.falls()) == 1, server.reasons(server.falls()[-1])
