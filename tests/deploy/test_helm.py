@@ -18,8 +18,9 @@ from dashboards.frame import STATUS_PAGE
 from driftguard.adapters.kinds import ADAPTERS
 from driftguard.alerting.rules.generate import kubernetes_manifest
 from driftguard.alerting.rules.parameters import RuleParameters
-from driftguard.settings import Settings, SourceSettings
+from driftguard.settings import AlertingSettings, Settings, SourceSettings
 from driftguard.settings.loading import load_settings
+from driftguard.settings.model import _OWN_PATHS
 from tests.deploy.committed import DEPLOY, KUBERNETES, ROOT, VERSION, documents, set_environment, tool
 from tests.deploy.test_kubernetes import KUBERNETES_VERSION, environment
 
@@ -237,6 +238,15 @@ def test_the_ingress_serves_the_path_of_the_address_and_no_more(address: str, pa
 
 
 @needs_helm
+def test_the_ingress_has_the_host_as_kubernetes_takes_it() -> None:
+    address = "externalUrl=https://DriftGuard.Example.com"
+    values = (*IMAGE, address, "ingress.enabled=true", "ingress.tlsSecretName=tls")
+    ingress = rendered(*values)["Ingress-driftguard"]["spec"]
+    assert ingress["rules"][0]["host"] == "driftguard.example.com"
+    assert ingress["tls"][0]["hosts"] == ["driftguard.example.com"]
+
+
+@needs_helm
 def test_prometheus_finds_the_service_and_calls_the_job_as_the_rules_do() -> None:
     objects = rendered(*EVERYTHING, release="eu")
     service, monitor = objects["Service-eu-driftguard"], objects["ServiceMonitor-eu-driftguard"]
@@ -308,6 +318,42 @@ def test_a_source_at_which_the_sidecar_would_not_start_is_refused_by_name(
     assert done.returncode != 0
     assert "/sources/0" in done.stderr
     assert named in done.stderr
+
+
+@needs_helm
+@pytest.mark.parametrize(
+    "address",
+    [
+        *(f"https://ops.example.com{path.rstrip('/')}" for path in ("/api", *_OWN_PATHS)),
+        "https://ops.example.com/dashboards/",
+        "https://ops.example.com/a//b",
+        "https://ops.example.com/a/../b",
+        "https://ops.example.com/a%20b",
+        "https://ops.example.com:8200x",
+        "https:///driftguard",
+    ],
+)
+def test_an_address_at_which_the_sidecar_would_not_start_is_refused_by_name(address: str) -> None:
+    with pytest.raises(ValidationError):
+        Settings(alerting=AlertingSettings(external_url=address))
+    done = helm("template", "driftguard", str(CHART), *given((*IMAGE, f"externalUrl={address}")))
+    assert done.returncode != 0
+    assert "externalUrl" in done.stderr
+
+
+@needs_helm
+@pytest.mark.parametrize(
+    "address",
+    [
+        "https://ops.example.com/driftguard/",
+        "http://ops.example.com:8200/a/metrics",
+        "https://ops.example.com/metrics-of-drafts",
+        "http://[::1]:8200",
+    ],
+)
+def test_an_address_at_which_the_sidecar_starts_is_taken(address: str) -> None:
+    Settings(alerting=AlertingSettings(external_url=address))
+    assert rendered(*IMAGE, f"externalUrl={address}")
 
 
 def test_the_chart_knows_every_setting_of_a_source() -> None:
