@@ -18,6 +18,8 @@ from textwrap import dedent
 import httpx
 import pytest
 from driftguard_engine.core import DraftInfo
+from driftguard_engine.server.app import ServeOptions
+from driftguard_engine.server.auth import hash_of
 
 from driftguard.pipeline.held import VERSION
 from driftguard.store.database import Database
@@ -57,6 +59,7 @@ OF_THE_MACHINE = ("journalctl", "systemctl", "kubectl", "grep")
 ENDS = {"driftguard retrain": 3, "/rollback": 22, "drafts rollback": 1}
 DECISIONS = ("/acknowledge", "incidents acknowledge", "/resolve", "incidents resolve")
 SERVER = "test"  # as the fake engine calls itself
+KEY = 16 * "0a1b"  # as in a container, where the engine asks for one
 
 
 class OneDraft(FakeEngine):
@@ -101,8 +104,10 @@ def variables(
     for name in ("sidecar", "prometheus", "alertmanager"):
         (tmp_path / name).mkdir()
     with ExitStack() as stack:
-        engine = str(stack.enter_context(served(OneDraft(byte_tokenizer()))).base_url).rstrip("/")
-        engines = [{"server": SERVER, "admin_url": engine}]
+        asking = ServeOptions(admin_key_hash=hash_of(KEY), shutdown_limit_seconds=5)
+        serving = stack.enter_context(served(OneDraft(byte_tokenizer()), options=asking))
+        engine = str(serving.base_url).rstrip("/")
+        engines = [{"server": SERVER, "admin_url": engine, "api_key": KEY}]
         sidecar = stack.enter_context(running_sidecar(database, tmp_path / "sidecar", engines=engines))
         traffic = Traffic(seed=33, start=datetime.now(UTC) - timedelta(minutes=5), seconds_apart=0.09)
         post(sidecar, traffic.draw(1500, GOOD, server=SERVER))
@@ -125,7 +130,7 @@ def variables(
             "SERVER": SERVER,
             "DRAFT": "v1",
             "DIRECTORY": str(tmp_path),
-            "DRIFTGUARD_API_KEY": "",
+            "DRIFTGUARD_API_KEY": KEY,
             "DRIFTGUARD_DATABASE_URL": database_url.replace("postgresql+psycopg", "postgresql"),
             "DRIFTGUARD_ENGINES": json.dumps(engines),
             "DRIFTGUARD_DATA_DIR": str(tmp_path),
