@@ -281,6 +281,8 @@ def _ingest() -> list[Panel]:
 
 
 def _health() -> list[Panel]:
+    # 0 until a process has set its gauges for the first time
+    refreshed = promql.gauge("driftguard_gauges_last_refresh_timestamp_seconds", by=("instance",))
     failures = (
         ("driftguard_fold_failures_total", "batches rolled back"),
         ("driftguard_detector_states_lost_total", "detector states damaged"),
@@ -303,12 +305,7 @@ def _health() -> list[Panel]:
         panels.lines(
             "Time since the gauges were set",
             "The gauges of streams, incidents and retrainings are set every few seconds.",
-            (
-                promql.age(
-                    promql.gauge("driftguard_gauges_last_refresh_timestamp_seconds", by=("instance",))
-                ),
-                "{{instance}}",
-            ),
+            (promql.age(f"({refreshed} > 0)"), "{{instance}}"),
             unit="s",
         ),
         panels.lines(

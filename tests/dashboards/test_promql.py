@@ -90,6 +90,16 @@ def test_the_age_of_the_gauges_is_that_of_the_gauges(tmp_path: Path) -> None:
     check(tmp_path, found, expression, "20m", '600 {instance="a"}')
 
 
+def test_a_process_that_has_not_set_its_gauges_yet_is_not_decades_old(tmp_path: Path) -> None:
+    """It exports 0 until then, and all other ages of the chart would lie on its axis."""
+    found = [
+        series("driftguard_gauges_last_refresh_timestamp_seconds", "a", "", "0x20"),
+        series("driftguard_gauges_last_refresh_timestamp_seconds", "b", "", "60+60x20"),
+    ]
+    expression = query("driftguard-fleet", "Time since the gauges were set")
+    check(tmp_path, found, expression, "20m", '-60 {instance="b"}')
+
+
 @pytest.mark.parametrize("panel", ["Rollbacks", "Ended runs"])
 def test_runs_that_ended_are_counted_through_a_change_of_the_address(tmp_path: Path, panel: str) -> None:
     """The new process begins with the number in the database."""
