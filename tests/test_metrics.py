@@ -12,6 +12,8 @@ import pytest
 
 from driftguard.metrics import Metrics
 from driftguard.records import StreamKey
+from driftguard.store import database
+from driftguard.store.database import Work
 
 STREAM = StreamKey("chat", "target", "v1", "draft_model")
 LABELS = {"server": "chat", "target": "target", "draft_version": "v1", "method": "draft_model"}
@@ -73,6 +75,21 @@ def test_streams_beyond_the_limit_are_counted_together_and_the_first_keep_their_
 def test_the_first_page_of_its_kind_is_an_increase(destination: str) -> None:
     labels = {"destination": destination, "event": "firing", "outcome": "failed"}
     assert Metrics().registry.get_sample_value("driftguard_notifications_total", labels) == 0
+
+
+@pytest.mark.parametrize("outcome", ["refused", "rejected_queue_full"])
+def test_the_first_records_that_are_refused_are_an_increase(outcome: str) -> None:
+    found = Metrics().registry.get_sample_value("driftguard_ingest_records_total", {"outcome": outcome})
+    assert found == 0
+
+
+def test_the_first_timeout_of_its_kind_is_an_increase() -> None:
+    kinds = [kind for kind in vars(database).values() if isinstance(kind, Work) and kind.statement_seconds]
+    registry = Metrics().registry
+    for kind in kinds:
+        for reason in ("statement", "lock", "idle", "silence"):
+            labels = {"work": kind.name, "reason": reason}
+            assert registry.get_sample_value("driftguard_database_timeouts_total", labels) == 0, labels
 
 
 def test_an_incident_that_ended_is_no_longer_counted() -> None:

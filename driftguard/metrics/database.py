@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from itertools import product
 from typing import Final
 
+from driftguard.metrics.labels import TIMEOUTS, WORKS
 from driftguard.metrics.series import Series
 
 # How long refused records are remembered where no others are sent: what was full or locked may be so no more.
@@ -26,8 +28,10 @@ class DatabaseMetrics:
             "driftguard_database_timeouts",
             "Units of work that took longer than the limit of their kind, and were rolled back.",
             "work",
-            "reason",  # statement | lock | idle | silence
+            "reason",
         )
+        for labels in product(WORKS, TIMEOUTS):
+            self.timeouts.labels(*labels)  # the first of a kind is an increase
 
     def stored(self) -> None:
         """It took records."""

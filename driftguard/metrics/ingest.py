@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import Histogram
 
+from driftguard.metrics.labels import ARRIVALS
 from driftguard.metrics.series import Series
 
 
@@ -12,8 +13,10 @@ class IngestMetrics:
         self.records = series.counter(
             "driftguard_ingest_records",
             "Records that arrived over HTTP, by outcome.",
-            "outcome",  # accepted | duplicate | refused | rejected_queue_full
+            "outcome",
         )
+        for outcome in ARRIVALS:
+            self.records.labels(outcome)  # the first that are refused are an increase
         self.otlp_ignored_spans = series.counter(
             "driftguard_otlp_ignored_spans",
             "Spans that arrived over OTLP without counts of speculative decoding.",

@@ -30,6 +30,10 @@ CHORES: Final = (
 LOOPS: Final = ("scraping", "probes", "alerts", "jobs", "look_around", "examination")
 SEVERITIES: Final = ("critical", "warning", "info")
 DIRECTIONS: Final = ("down", "up", "slower")  # of acceptance, of acceptance, of goodput
+ARRIVALS: Final = ("accepted", "duplicate", "refused", "rejected_queue_full")
+# As driftguard.store.database names its kinds of work that have limits, and what ran out.
+WORKS: Final = ("ingest", "fold", "request", "chore", "examination", "maintenance", "check", "jobs")
+TIMEOUTS: Final = ("statement", "lock", "idle", "silence")
 RUN_OUTCOMES: Final = ("promoted", "nothing_to_do", "rejected", "failed", "rolled_back")
 
 PLACE = ("server", "target")
