@@ -255,6 +255,46 @@ def test_alerts_of_one_group_are_all_told_each_with_its_pages_once(fakes: Fakes)
     assert "segment code" in fakes.bodies("slack", "two")[-1]["attachments"][0]["text"]
 
 
+def unhealthy(problem: str) -> dict[str, Any]:
+    """The alert about one problem of a sidecar in the rules' unit tests."""
+    (file,) = (file for file in UNIT_TESTS if file.stem == "sidecar")
+    alert = next(
+        alert
+        for test in load(file)["tests"]
+        for case in test["alert_rule_test"]
+        for alert in case["exp_alerts"]
+        if alert["exp_labels"]["problem"] == problem
+    )
+    summary = f"{alert['exp_annotations']['summary']} on chat"
+    return {
+        "labels": {"alertname": "DriftGuardSidecarUnhealthy", **alert["exp_labels"], "instance": "a:8200"},
+        "annotations": {**alert["exp_annotations"], "summary": summary},
+    }
+
+
+def test_the_gravest_problem_of_a_sidecar_comes_first_and_each_says_what_it_means(fakes: Fakes) -> None:
+    """They have one page, and Alertmanager orders them by their names."""
+    alerts = [unhealthy(problem) for problem in ("detector_stuck", "failing_chore", "ingest_stuck")]
+    alerts[0]["labels"]["severity"] = "warning"
+    fakes.send("eight", alerts, 1)
+    gravest = alerts[2]["annotations"]["summary"].replace("on chat", "on server-eight")
+    first = f"CRITICAL: {gravest} (1 of 3)"
+    assert fakes.bodies("slack", "eight")[0]["attachments"][0]["title"] == first
+    assert fakes.mails_of("eight")[0]["Subject"].replace("\n", "") == first
+    assert fakes.teams("eight")[0] == first
+    told = {
+        "pagerduty": details_of(fakes.bodies("pagerduty", "eight")[0])["firing"],
+        "slack": fakes.bodies("slack", "eight")[0]["attachments"][0]["text"],
+        "mail": plain(fakes.mails_of("eight")[0], "plain"),
+        "html": plain(fakes.mails_of("eight")[0], "html"),
+        "teams": fakes.teams("eight")[1].replace("\\", ""),
+    }
+    for name, text in told.items():
+        assert text.count("/runbooks/") == 1, name
+        for alert in alerts:
+            assert text.count(alert["annotations"]["description"]) == 1, name
+
+
 def test_a_second_sidecar_that_dies_pages_again(fakes: Fakes) -> None:
     fakes.send("seven", [drift(instance="a:8200"), drift(instance="b:8200")], 2)
     assert len({page["dedup_key"] for page in fakes.bodies("pagerduty", "seven")}) == 2
