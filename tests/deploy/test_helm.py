@@ -372,6 +372,44 @@ def test_a_policy_without_peers_is_refused() -> None:
     assert "networkPolicy.from" in done.stderr
 
 
+@needs_helm
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({}, ["carry no links", "No servers are scraped"]),
+        ({"externalUrl": "https://driftguard.example.com", "sources": SOURCES}, []),
+        (
+            {
+                "settings": '[alerting]\nexternal_url = "https://driftguard.example.com"\n'
+                '[[sources]]\nurl = "http://chat:8000/metrics"\n'
+            },
+            [],
+        ),
+        ({"settings": '# [[sources]]\n# external_url = ""\n'}, ["carry no links", "No servers are scraped"]),
+        (
+            {
+                "environment": [
+                    {"name": "DRIFTGUARD_SOURCES", "value": json.dumps(SOURCES)},
+                    {"name": "DRIFTGUARD_ALERTING__EXTERNAL_URL", "value": "https://driftguard.example.com"},
+                ]
+            },
+            [],
+        ),
+    ],
+    ids=["nowhere", "values", "settings", "comments", "environment"],
+)
+def test_what_is_missing_is_told_after_the_installation(
+    tmp_path: Path, values: dict[str, Any], told: list[str]
+) -> None:
+    """Wherever it may be set."""
+    file = tmp_path / "values.yaml"
+    file.write_text(yaml.safe_dump({"image": {"repository": "registry.example.com/driftguard"}, **values}))
+    done = helm("install", "driftguard", str(CHART), "--values", str(file), "--dry-run=client")
+    assert done.returncode == 0, done.stderr
+    notes = done.stdout.partition("NOTES:")[2]
+    assert [text for text in ("carry no links", "No servers are scraped") if text in notes] == told
+
+
 def test_the_chart_has_the_version_of_the_project() -> None:
     (chart,) = documents(CHART / "Chart.yaml")
     assert chart["version"] == chart["appVersion"] == VERSION
