@@ -217,6 +217,15 @@ def test_rules_and_dashboards_are_the_committed_ones_with_the_addresses_of_the_i
 
 
 @needs_helm
+def test_dashboards_need_no_label() -> None:
+    """Where Grafana mounts them, its sidecar container is not to pick them up too."""
+    objects = rendered(*IMAGE, "dashboards.enabled=true", "dashboards.labels.grafana_dashboard=null")
+    labels = objects["ConfigMap-driftguard-fleet"]["metadata"]["labels"]
+    assert "grafana_dashboard" not in labels
+    assert labels["app.kubernetes.io/name"] == "driftguard"
+
+
+@needs_helm
 def test_without_an_address_dashboards_link_the_one_of_a_port_that_is_forwarded() -> None:
     config = rendered(*IMAGE, "dashboards.enabled=true")["ConfigMap-driftguard-fleet"]
     committed = (ROOT / "dashboards" / "driftguard-fleet.json").read_text(encoding="utf-8")
