@@ -110,7 +110,7 @@ def test_of_two_pods_one_that_ends_serves_until_no_more_requests_are_led_to_it()
     ("user", "expected"),
     [
         ("null", {}),  # OpenShift chooses one of the namespace's, and refuses a pod that names another
-        ("1000670000", {"runAsUser": 1000670000, "runAsGroup": 1000670000}),
+        ("1000670000", dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), 1000670000)),
     ],
 )
 def test_the_platform_may_choose_the_user(user: str, expected: dict[str, int]) -> None:
@@ -184,6 +184,20 @@ def test_authorities_and_certificates_can_be_mounted() -> None:
     for container in [*pod["initContainers"], *pod["containers"]]:
         assert mount in container["volumeMounts"]
         assert len(container["volumeMounts"]) == 4
+
+
+@needs_helm
+def test_a_private_key_of_a_secret_can_be_read_and_by_nobody_else(tmp_path: Path) -> None:
+    """libpq refuses one (sslkey) that others may read, and the files of a Secret belong to root: they are
+    readable by the pod's user through a group alone."""
+    client = "{name: client, secret: {secretName: client, defaultMode: 0440}}"
+    file = tmp_path / "values.yaml"
+    file.write_text(f"image: {{repository: registry.example.com/driftguard}}\nvolumes: [{client}]\n")
+    done = helm("template", "driftguard", str(CHART), "--values", str(file))
+    objects = [document for document in yaml.safe_load_all(done.stdout) if document]
+    (pod,) = [item["spec"]["template"]["spec"] for item in objects if item["kind"] == "Deployment"]
+    assert pod["securityContext"]["fsGroup"] == pod["securityContext"]["runAsGroup"]
+    assert pod["volumes"][-1]["secret"]["defaultMode"] == 0o440
 
 
 @needs_helm
