@@ -172,6 +172,18 @@ def test_the_settings_are_mounted_as_they_are(tmp_path: Path, settings: str) -> 
 
 
 @needs_helm
+def test_sources_in_two_places_are_refused_as_those_of_one_would_not_be_scraped(tmp_path: Path) -> None:
+    """The sidecar takes its variable in place of what the file has, without a word."""
+    file = tmp_path / "driftguard.toml"
+    file.write_text('[[sources]]\nurl = "http://code:8000/metrics"\n', encoding="utf-8")
+    arguments = ("template", "driftguard", str(CHART), "--set-file", f"settings={file}")
+    both = helm(*arguments, *given(IMAGE))
+    assert both.returncode != 0
+    assert "sources" in both.stderr
+    assert helm(*arguments, "--set", IMAGE[0]).returncode == 0
+
+
+@needs_helm
 def test_authorities_and_certificates_can_be_mounted() -> None:
     """Of the database (sslrootcert), engines and receivers of pages (SSL_CERT_FILE): for setup too."""
     volume = {"name": "authorities", "configMap": {"name": "company-ca"}}

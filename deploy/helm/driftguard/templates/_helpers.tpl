@@ -18,6 +18,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ required "image.repository: where the image of the sidecar was pushed" .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end }}
 
+{{- /* Not empty where driftguard.toml has sources itself. */}}
+{{- define "driftguard.sourcesInSettings" -}}
+{{- if regexMatch "(?m)^[ \t]*(\\[\\[[ \t]*sources|sources[ \t]*=)" .Values.settings }}yes{{ end }}
+{{- end }}
+
 {{- /* Of the containers alike. A Service's DRIFTGUARD_PORT would be a setting: enableServiceLinks stays false. */}}
 {{- define "driftguard.container" -}}
 image: {{ include "driftguard.image" . }}
