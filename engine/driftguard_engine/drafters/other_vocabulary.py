@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from itertools import takewhile
 
 import torch
 from torch import Tensor
@@ -78,9 +79,11 @@ class _Chains:
         self._left: dict[int, int] = {}  # drafts that it may have
 
     def add(self, row: int, slot: int, token_ids: Sequence[int], first: int, count: int) -> None:
-        """Reads token_ids[first:]."""
+        """Reads token_ids[first:]. Ids that only the draft's tokenizer has are read as 0: a poor draft, but
+        no error."""
+        known = self._model.vocabulary
         self._spans[row] = Span(slot, first, len(token_ids) - first)
-        self._new[row] = [*token_ids[first:]]
+        self._new[row] = [token if token < known else 0 for token in token_ids[first:]]
         self._left[row] = min(count, self._model.max_length - len(token_ids) + 1)
 
     def begin(self) -> None:
@@ -164,6 +167,11 @@ class SlemDrafter(_OtherVocabulary):
     The draft writes its likeliest tokens, so that the guesses depend on nothing but the text.
     """
 
+    def __init__(self, model: TokenModel, size: int, target: TokenTexts, own: TokenTexts) -> None:
+        """size: of the target's vocabulary."""
+        super().__init__(model, target, own)
+        self._size = size
+
     def draft(self, rows: RowState, verification: Verification, launcher: Launcher | None) -> None:
         tokens = verification.draft_tokens
         found = torch.full(tokens.shape, -1)
@@ -185,7 +193,8 @@ class SlemDrafter(_OtherVocabulary):
 
     def _guesses(self, text: OwnText, written: bytes) -> list[int]:
         """The target's tokens of what was written. The text before it decides how it is cut; where the target
-        would have joined the two, what was written is cut by itself."""
+        would have joined the two, what was written is cut by itself. They end before an id that only the
+        target's tokenizer has."""
         written = written[: whole_characters(text.unfinished + written) - len(text.unfinished)]
         for before in (text.end + text.unfinished, b"\n"):
             try:
@@ -194,7 +203,7 @@ class SlemDrafter(_OtherVocabulary):
                 continue
             found = self._target.last(token_ids, len(written))
             if found is not None:
-                return found
+                return [*takewhile(self._size.__gt__, found)]
         return []
 
 
@@ -205,7 +214,7 @@ def open_tli(target: LoadedModel, draft: LoadedModel) -> TliDrafter:
 
 def open_slem(target: LoadedModel, draft: LoadedModel) -> SlemDrafter:
     """Raises InvalidModel."""
-    return SlemDrafter(draft.model, *_texts(target, draft))
+    return SlemDrafter(draft.model, target.model.vocabulary, *_texts(target, draft))
 
 
 def _texts(target: LoadedModel, draft: LoadedModel) -> tuple[TokenTexts, TokenTexts]:

@@ -70,7 +70,7 @@ def sequences(drafter: str, launcher: Launcher | None, path: str) -> list[list[i
         "dspark": BlockDrafter(block),
         "ngram": NgramDrafter(1, 3),
         "tli": TliDrafter(draft, VOCABULARY, LETTERS, LETTERS),
-        "slem": SlemDrafter(draft, LETTERS, LETTERS),
+        "slem": SlemDrafter(draft, VOCABULARY, LETTERS, LETTERS),
         "hybrid": HybridDrafter(long_matches, DraftModelDrafter(draft)),
         "hybrid_with_head": HybridDrafter(long_matches, ChainDrafter(head)),
     }
