@@ -136,6 +136,11 @@ class EngineConfig:
                 f"corpus: given with the drafter {self.drafter!r}, but only 'hybrid' has a corpus beside its "
                 "draft; 'suffix' and 'ngram' take it as draft"
             )
+        if self.draft is not None and self.drafter in ("lookahead", "none"):
+            raise InvalidConfig(
+                f"draft: given with the drafter {self.drafter!r}, which takes none; leave out --draft, or "
+                "choose a drafter that takes it"
+            )
         if self.drafter in DRAFTS_AHEAD and self.device != "cpu":
             raise InvalidConfig(
                 f"drafter: {self.drafter!r} drafts in a second process on the CPU, not yet with the device "

@@ -265,7 +265,8 @@ def engine_config(models: ModelOptions, limits: LimitOptions, server: ServerOpti
     if target is None:
         target = str(BUNDLED / "target")
         own = (DrafterName.EAGLE3, DrafterName.MEDUSA, DrafterName.STREAMING)
-        without = {*HEADS, DrafterName.NGRAM, DrafterName.SUFFIX} - {*own}
+        without = {*HEADS, DrafterName.NGRAM, DrafterName.SUFFIX, DrafterName.LOOKAHEAD, DrafterName.NONE}
+        without -= {*own}
         if drafter is None or drafter in {*DrafterName} - without:
             draft = draft or str(BUNDLED / (str(drafter) if drafter in own else "draft"))
     if drafter is None:

@@ -45,7 +45,7 @@ def new_engine(tmp_path_factory: pytest.TempPathFactory) -> NewEngine:
     save_random_head(root / "kernels" / "head", target, range(257), (0, 1), head_dim=16)
 
     def make(by: str = "kernels", **changes: Any) -> Engine:
-        usual = {"ngram": None, "eagle3": "head"}.get(changes.get("drafter", ""), "draft")
+        usual = {"ngram": None, "none": None, "eagle3": "head"}.get(changes.get("drafter", ""), "draft")
         settings: dict[str, Any] = {"max_batch": 4, "prefill_chunk_tokens": 8, "draft": usual} | changes
         draft = settings.pop("draft")
         if draft is not None:

@@ -46,7 +46,7 @@ def new_engine(models: Path, head_of: Callable[[str], str]) -> Callable[..., Eng
 
     def make(kind: str = "llama", *, ahead: bool = False, **changes: Any) -> Engine:
         target, draft = str(models / kind), str(models / f"{kind}_draft")
-        if changes.get("drafter") == "ngram":
+        if changes.get("drafter") in ("ngram", "none"):
             changes = {"draft": None} | changes
         if changes.get("drafter") == "eagle3" and "draft" not in changes:
             draft = head_of(kind)

@@ -57,6 +57,8 @@ def test_drafts_are_verified_token_by_token_unless_blocks_are_asked_for() -> Non
         (DrafterName.NGRAM, None),
         (DrafterName.SUFFIX, None),
         (DrafterName.HYBRID, "draft"),
+        (DrafterName.LOOKAHEAD, None),
+        (DrafterName.NONE, None),
     ],
 )
 def test_the_bundled_target_has_a_draft_of_each_kind(drafter: DrafterName | None, draft: str | None) -> None:

@@ -470,6 +470,8 @@ def test_a_group_that_never_fits_is_not_told_to_come_back(engine: Engine) -> Non
         ("draft", {"draft": None}),
         ("draft", {"drafter": "eagle3", "draft": None}),
         ("draft", {"drafter": "eagle", "draft": None}),
+        ("draft", {"drafter": "lookahead"}),
+        ("draft", {"drafter": "none"}),
         ("threads", {"threads": 0}),
     ],
 )
