@@ -3,6 +3,7 @@ readers.
 
 Counters per position (of finished requests) give the steps: every step drafts position 0. Versions without
 them count per iteration and have no steps; with a fixed K the steps are draft tokens / K, fidelity gauge.
+So does the window in which those per position appear, with what earlier windows have counted by iteration.
 """
 
 from __future__ import annotations
@@ -40,15 +41,18 @@ class TensorRtLlm:
         names = (_BY_POSITION[0], _BY_ITERATION[0], _GENERATED)  # without speculation it has the last alone
         series = next((name for name in names if after.of(name)), _GENERATED)
         targets = sorted(after.values_of(series, "model_name"))
-        return [_window(target, increase, after, known) for target in targets]
+        return [_window(target, increase, before, after, known) for target in targets]
 
 
-def _window(target: str, increase: Increase, after: Reading, known: Identity) -> Window:
+def _window(target: str, increase: Increase, before: Reading, after: Reading, known: Identity) -> Window:
     label = {"model_name": target} if target else {}
     configured = _configured(after, label)
     drafted, accepted = (increase.per_position(name, "token_position", **label) for name in _BY_POSITION)
     k = known.num_speculative_tokens or _whole_number(configured.get("spec_num_tokens"))
     counts_drafts = bool(drafted or after.of(_BY_ITERATION[0], **label))
+    counted_before = k is not None and bool(before.total(_BY_ITERATION[0], **label))
+    if counted_before and not before.of(_BY_POSITION[0], **label):
+        drafted = None
     if drafted is None:
         counts = _by_iteration(increase, k, label) if counts_drafts else (0, 0, 0)
         fidelity: Fidelity = "gauge"

@@ -356,6 +356,21 @@ def test_tensorrt_llm_without_positions_derives_the_steps_and_says_so() -> None:
     assert (found.steps, found.drafted, found.accepted, found.fidelity) == (5, 20, 10, "gauge")
 
 
+def test_tensorrt_llm_counts_nothing_twice_when_its_positions_appear() -> None:
+    """They are those of finished requests, of which the windows before have counted iterations."""
+    engine = FakeTensorRtLlm()
+    engine.serve(STEPS * 50)
+    before = without(engine.text(), "trtllm_spec_decode_drafted")
+    before = without(before, "trtllm_spec_decode_accepted")
+    engine.serve(STEPS)
+    appeared = engine.text()
+    found = window("tensorrt_llm", before, appeared)
+    assert (found.steps, found.drafted, found.accepted, found.fidelity) == (5, 20, 10, "gauge")
+    engine.serve(STEPS)
+    found = window("tensorrt_llm", appeared, engine.text())
+    assert (found.steps, found.drafted, found.accepted, found.fidelity) == (5, 20, 10, "counter")
+
+
 def test_tensorrt_llm_tells_its_draft() -> None:
     engine = FakeTensorRtLlm()
     before = engine.text()
