@@ -8,6 +8,8 @@ import pytest
 import torch
 from driftguard_training import timing
 
+from tests.training.small_models import small_model
+
 
 @pytest.fixture
 def two_threads() -> Iterator[None]:
@@ -57,3 +59,10 @@ def test_no_more_calls_than_there_is_room_for(clock: Clock, most: int) -> None:
 
     assert timing.median_seconds(call, most) == (50.0 if most == 1 else 3.0)
     assert 1 <= clock.calls <= most
+
+
+def test_a_context_shorter_than_a_step_of_k_is_timed_with_what_it_takes() -> None:
+    """A server makes no longer step with this target."""
+    target = small_model(1)
+    target.config.max_position_embeddings = 4
+    assert timing.seconds_per_call(target, 9) > 0.0

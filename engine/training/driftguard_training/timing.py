@@ -42,8 +42,10 @@ def _median_seconds(call: Callable[[], object], threads: int, most: int) -> floa
 
 @torch.no_grad()
 def seconds_per_call(model: PreTrainedModel, tokens_per_call: int) -> float:
-    """Of one forward pass over `tokens_per_call` new tokens, continuing a short context."""
+    """Of one forward pass over `tokens_per_call` new tokens, or as many as the model's context has,
+    continuing a short context."""
     cache = {cache_argument(model): DynamicCache(config=model.config)}
-    tokens = torch.ones(1, tokens_per_call, dtype=torch.long)
-    fits = (context_of(model.config) or sys.maxsize) // tokens_per_call
-    return median_seconds(lambda: model(input_ids=tokens, use_cache=True, **cache), fits)
+    context = context_of(model.config) or sys.maxsize
+    count = min(tokens_per_call, context)
+    tokens = torch.ones(1, count, dtype=torch.long)
+    return median_seconds(lambda: model(input_ids=tokens, use_cache=True, **cache), context // count)
