@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 import aiohttp
 import msgspec
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from yarl import URL
 
 from driftguard.adapters.answers.engines import Engine
@@ -41,7 +41,9 @@ async def take_in(
 ) -> Intake:
     """Reads the body only if the request is to be recorded and its body is not too large. Raises
     BadBody."""
-    if request.headers.get("Expect", "").lower() == "100-continue":
+    # To a client of HTTP/1.0, which knows no interim answer, it would be the answer (RFC 9110 §10.1.1).
+    awaits_continue = request.headers.get("Expect", "").lower() == "100-continue"
+    if awaits_continue and request.version >= HttpVersion11:
         await request.writer.write(_CONTINUE)
         request.writer.output_size = 0
     path = target.partition("?")[0]

@@ -163,6 +163,18 @@ def test_the_end_of_a_stream_is_told_to_a_client_of_http_1_0_that_keeps_its_conn
     asyncio.run(scenario())
 
 
+def test_a_client_of_http_1_0_gets_no_interim_answer() -> None:
+    """It would take it for the answer, as nginx in front of the proxy by default."""
+
+    async def scenario() -> None:
+        async with proxied(ok) as setup:
+            asking = head("Expect: 100-continue", "Content-Length: 2", version="1.0")
+            assert (await asked(setup, [asking + b"{}"])).startswith(b"HTTP/1.0 200")
+            assert setup.seen[0].body == b"{}"
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("path", ["/" + "a" * 5_000, "//other/x", "/a/../b/%2e%2e/c?%zz%00"])
 def test_what_is_only_unusual_passes_as_it_is(path: str) -> None:
     async def scenario() -> None:
