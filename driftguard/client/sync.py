@@ -17,6 +17,7 @@ from weakref import WeakSet
 
 import httpx
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt
+from tenacity.stop import stop_base
 
 from driftguard.client import protocol
 from driftguard.client.answers import BatchCounts, Incident, IncidentPage, Status
@@ -216,13 +217,14 @@ class Client:
             )
             return [] if self._abandoned.is_set() else self._buffer.take()
 
-    def _deliver(self, batch: list[bytes]) -> None:
-        """Sends until the sidecar has acknowledged the batch, or until the timeout of close()."""
+    def _deliver(self, batch: list[bytes], stop: stop_base | None = None) -> bool:
+        """Sends until the sidecar has acknowledged the batch, or until `stop`; without one, until the timeout
+        of close(). Whether the sidecar has answered."""
         retrying = Retrying(
             retry=retry_if_exception_type(SidecarUnavailable),
             wait=protocol.seconds_to_wait,
             sleep=self._pause,
-            stop=lambda _: self._abandoned.is_set(),
+            stop=stop or (lambda _: self._abandoned.is_set()),
             after=self._note_failure,
             retry_error_callback=lambda _: None,
         )
@@ -231,11 +233,12 @@ class Client:
         except TooLarge:
             with self._changed:
                 self._buffer.take_smaller_batches(batch)
-            return
+            return True
         with self._changed:
             if outcome is not None and not self._abandoned.is_set():
                 self._buffer.answered(outcome)
             self._changed.notify_all()
+        return outcome is not None
 
     def _send_here(self, deadline: float) -> None:
         """What waits for a thread that could not be started; once, and until then. `deadline`: by
@@ -249,15 +252,8 @@ class Client:
         if tells:
             self._send_tally()
         while self._thread is None and time.monotonic() < deadline and (batch := self._next_batch()):
-            try:
-                outcome = self._send_once(batch)
-            except TooLarge:
-                self._buffer.take_smaller_batches(batch)
-            except SidecarUnavailable as error:
-                self._buffer.failed(error)
+            if not self._deliver(batch, stop_after_attempt(1)):
                 return
-            else:
-                self._buffer.answered(outcome)
 
     def _send_once(self, batch: list[bytes]) -> Outcome:
         return protocol.outcome(self._post(protocol.body(batch)), batch)
