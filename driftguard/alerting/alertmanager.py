@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -150,9 +150,7 @@ class Alertmanager:
         log.warning(
             "open alerts are kept without the database", peer=shown(self.name), alerts=len(self._open)
         )
-        ahead, failure = self._ahead, self._post(self._prolonged())
-        if self._ahead != ahead:
-            failure = self._post(self._prolonged())
+        _, failure = self._post_by_its_clock(self._prolonged(), self._prolonged)
         self._count(self._open, failure)
         self._wait_for_next(failure)
 
@@ -176,11 +174,8 @@ class Alertmanager:
         self._open, self._told_at = [item for item in sent if item.event == "firing"], time.monotonic()
         if not sent:
             return None
-        ahead, failure = self._ahead, self._post(sent)
         self._next_round, self._is_stored = time.monotonic() + RESEND_SECONDS, False
-        if self._ahead != ahead:
-            sent = self._alerts(now)
-            failure = self._post(sent)
+        sent, failure = self._post_by_its_clock(sent, lambda: self._alerts(now))
         self._record(sent, now, failure)
         self._is_stored = True
         return failure
@@ -201,6 +196,16 @@ class Alertmanager:
                     incident, stream, severities[incident.id], self._places, self._labels, now, self._ahead
                 )
             ]
+
+    def _post_by_its_clock(
+        self, sent: list[Alert], anew: Callable[[], list[Alert]]
+    ) -> tuple[list[Alert], Failure | None]:
+        """What was posted last: made anew where the peer tells with its answer that it has another clock."""
+        ahead, failure = self._ahead, self._post(sent)
+        if self._ahead != ahead:
+            sent = anew()
+            failure = self._post(sent)
+        return sent, failure
 
     def _post(self, sent: Sequence[Alert]) -> Failure | None:
         try:
