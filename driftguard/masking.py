@@ -1,4 +1,5 @@
-"""Masks the secrets of the settings in all output: logs, error texts, answers, stored rows.
+"""Masks the secrets of the settings in all output: logs, error texts, answers, stored rows; and what of a
+foreign text these rows cannot hold.
 
 The password of a URL is a secret, and so are the path and query of a webhook's URL: everybody who knows it
 can post.
@@ -33,6 +34,11 @@ def address(url: str) -> str:
     """Scheme, host and port: what may be shown of any URL."""
     found = _ADDRESS.match(url)
     return "".join(part or "" for part in found.groups()) if found else UNREADABLE
+
+
+def storable(told: str) -> str:
+    """Without what PostgreSQL cannot hold: NUL, and half of a pair of surrogates."""
+    return told.replace("\0", "").encode(errors="replace").decode()
 
 
 def secrets_of_url(url: str, *, is_webhook: bool = False) -> Iterator[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from driftguard.masking import storable
 from driftguard.outgoing.posting import Answer
 from driftguard.store.notifications import LONGEST_WAIT
 
@@ -44,7 +45,7 @@ def failure_of(answer: Answer) -> Failure | None:
     """None for any 2xx, which means delivered."""
     if answer.is_success:
         return None
-    text = " ".join(answer.text.replace("\0", "").split())[:_MAX_REASON]
+    text = " ".join(storable(answer.text).split())[:_MAX_REASON]
     reason = ": ".join(part for part in (f"HTTP {answer.status}", text) if part)
     return Failure(_kind(answer.status), reason, answer.retry_after_seconds)
 

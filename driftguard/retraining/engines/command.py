@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import IO, Final
 
+from driftguard.masking import storable
 from driftguard.retraining.engines.order import Order, PromotionStopped, Reply
 from driftguard.retraining.training.child_process import tethered
 from driftguard.settings import PREFIX
@@ -63,4 +64,4 @@ def _wait(
 def _end_of(printed: IO[bytes]) -> str:
     size = printed.seek(0, os.SEEK_END)
     printed.seek(max(0, size - OUTPUT_CHARACTERS))
-    return printed.read().decode(errors="replace").replace("\0", "")  # PostgreSQL's JSON takes no NUL
+    return storable(printed.read().decode(errors="replace"))

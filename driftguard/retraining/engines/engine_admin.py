@@ -10,7 +10,7 @@ import httpx
 import msgspec
 
 from driftguard.errors import BadSettings, DriftGuardError
-from driftguard.masking import Secrets, address, secrets_of_url
+from driftguard.masking import Secrets, address, secrets_of_url, storable
 from driftguard.records import UNREADABLE_JSON
 from driftguard.settings import EngineSettings, Settings
 
@@ -156,11 +156,6 @@ class EngineAdmin:
 def beginning_of(answer: httpx.Response) -> str:
     """Of its body, whatever that is: it may be no text."""
     return storable(answer.content[:200].decode(errors="replace"))
-
-
-def storable(told: str) -> str:
-    """Without what the reason of a run cannot hold in PostgreSQL: NUL, and half of a pair of surrogates."""
-    return told.replace("\0", "").encode(errors="replace").decode()
 
 
 class _Problem(msgspec.Struct):

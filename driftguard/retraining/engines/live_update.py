@@ -13,9 +13,9 @@ from typing import Any, Final
 import httpx
 import structlog
 
-from driftguard.masking import Secrets, address, secrets_of_url
+from driftguard.masking import Secrets, address, secrets_of_url, storable
 from driftguard.records import UNREADABLE_JSON
-from driftguard.retraining.engines.engine_admin import EngineRefused, beginning_of, storable
+from driftguard.retraining.engines.engine_admin import EngineRefused, beginning_of
 from driftguard.retraining.engines.order import Order
 
 ANSWER_SECONDS: Final = 30.0  # of one that changes little; requests of clients wait for a paused server

@@ -16,7 +16,7 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from driftguard.masking import address
+from driftguard.masking import address, storable
 from driftguard.outgoing.posting import NotAnswered
 from driftguard.outgoing.posting import post as post_to
 from driftguard.retraining.engines.order import Order, PromotionStopped, Reply
@@ -75,7 +75,7 @@ def _attempt(url: str, order: Order, headers: Mapping[str, str], deadline_second
         answer = post_to(url, order.members, headers, deadline_seconds=deadline_seconds)
     except NotAnswered as error:
         raise _TryAgainError(str(error)) from None
-    text = answer.text[:_ANSWER_CHARACTERS].replace("\0", "")
+    text = storable(answer.text[:_ANSWER_CHARACTERS])
     if answer.is_success:
         if answer.problem is not None and not text:
             raise _TryAgainError(f"HTTP {answer.status}, but {answer.problem}")

@@ -17,6 +17,7 @@ import msgspec
 
 from driftguard.diagnosis.serving_gap import Expected
 from driftguard.errors import DriftGuardError
+from driftguard.masking import storable
 from driftguard.records import UNREADABLE_JSON
 from driftguard.retraining.training.child_process import tethered, was_killed
 
@@ -282,5 +283,5 @@ def _decode(line: bytes) -> dict[str, Any]:
 
 
 def _tail(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").replace("\0", "").strip().splitlines()
+    lines = storable(log.read_text(encoding="utf-8", errors="replace")).strip().splitlines()
     return lines[-1][-_ERROR_CHARACTERS:] if lines else "(empty)"
