@@ -170,18 +170,24 @@ class Increase:
 
     @classmethod
     def between(
-        cls, before: Reading, after: Reading, counters: Collection[str], *, of_one_process: bool = False
+        cls,
+        before: Reading,
+        after: Reading,
+        counters: Collection[str],
+        *,
+        processes: Collection[str] | None = None,
     ) -> Increase:
-        """`of_one_process`: whatever their labels, the counters restart together."""
+        """`processes`: labels by which the counters of several processes are told apart; those of one restart
+        together, whatever their other labels are. None: all labels but the position do that."""
         restart = _restarted_at(before, after)
         is_another = (
             restart is not None or _is_another_process(before, after) or _are_gone(before, after, counters)
         )
-        groups = {} if is_another else _restarted_groups(before, after, counters)
+        groups = {} if is_another else _restarted_groups(before, after, counters, processes)
         gained = {
             name: {
                 labels: value
-                if is_another or _group(labels) in groups or (of_one_process and groups)
+                if is_another or _group(labels, processes) in groups
                 else value - before.samples.get(name, {}).get(labels, 0.0)
                 for labels, value in after.samples[name].items()
             }
@@ -266,12 +272,14 @@ def _are_gone(before: Reading, after: Reading, counters: Collection[str]) -> boo
     return bool(known) and not any(labels in after.samples.get(name, {}) for name, labels in known)
 
 
-def _group(labels: Labels) -> Labels:
-    return frozenset(item for item in labels if item[0] not in POSITION_LABELS)
+def _group(labels: Labels, processes: Collection[str] | None = None) -> Labels:
+    if processes is None:
+        return frozenset(item for item in labels if item[0] not in POSITION_LABELS)
+    return frozenset(item for item in labels if item[0] in processes)
 
 
 def _restarted_groups(
-    before: Reading, after: Reading, counters: Collection[str]
+    before: Reading, after: Reading, counters: Collection[str], processes: Collection[str] | None = None
 ) -> dict[Labels, float | None]:
     """Groups of counters that restarted, and when they began to count; None if unknown."""
     same_process = before.started_at is not None and after.started_at is not None
@@ -280,7 +288,8 @@ def _restarted_groups(
         for labels, value in after.samples.get(name, {}).items():
             start = None if same_process else _later_start(before, after, name, labels)
             if start is not None or value < before.samples.get(name, {}).get(labels, 0.0):
-                groups[_group(labels)] = start or groups.get(_group(labels))
+                group = _group(labels, processes)
+                groups[group] = start or groups.get(group)
     return groups
 
 

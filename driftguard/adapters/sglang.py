@@ -33,6 +33,7 @@ _COUNTERS = frozenset({_STEPS, _GENERATED, _PROMPTS, _REQUESTS} | sums_and_count
 _NOT_YET: Final = -1  # in place of K
 _PASSES_UNTOLD: Final = 40
 _RANKS = ("tp_rank", "pp_rank", "moe_ep_rank")
+_PROCESSES: Final = ("worker_addr",)  # where SGLang's router shows the metrics of all that are behind it
 
 
 class SGLang:
@@ -48,7 +49,7 @@ class SGLang:
 
     def windows(self, before: Reading, after: Reading, known: Identity) -> Sequence[Window]:
         before, after = _once(before), _once(after)
-        increase = Increase.between(before, after, _COUNTERS, of_one_process=True)
+        increase = Increase.between(before, after, _COUNTERS, processes=_PROCESSES)
         targets = sorted(after.values_of(_LENGTH, "model_name") | after.values_of(_STEPS, "model_name"))
         return [_window(target, increase, before, after, known) for target in targets]
 

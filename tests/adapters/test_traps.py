@@ -235,6 +235,21 @@ def test_the_first_token_of_a_request_of_sglang_was_no_accepted_draft_token() ->
     assert (found.steps, found.accepted, found.generated) == (5, 10, 23)
 
 
+def test_sglang_workers_whose_metrics_their_router_collects_restart_each_for_itself() -> None:
+    old, going_on, new = FakeSGLang(), FakeSGLang(), FakeSGLang()
+    for engine, steps in ((old, STEPS * 9), (going_on, STEPS * 50), (new, STEPS)):
+        engine.serve(steps)
+
+    def collected(*workers: FakeSGLang) -> str:
+        texts = (each.text().replace("{", f'{{worker_addr="http://{n}",') for n, each in enumerate(workers))
+        return "".join(texts)
+
+    before = collected(old, going_on)
+    going_on.serve(STEPS)
+    found = window("sglang", before, collected(new, going_on))
+    assert (found.steps, found.drafted, found.accepted) == (10, 40, 20)
+
+
 def test_sglang_counters_of_fewer_labels_than_others_restart_with_them() -> None:
     def text(steps: int, streamed: int, whole: int) -> str:
         tokens = f'sglang:generation_tokens_total{{model_name="{MODEL}",is_streaming="%s"}} %d\n'
