@@ -140,12 +140,12 @@ class Engine:
             self._check_loads()
             serving = self._drafts.in_service
             wanted = self._loader.describe(directory, version, serving.info)
-            present = self._drafts.present(wanted)
+            present = self._drafts.present(wanted.info)
             if present is not None:
                 return present
             with self._swapping:
                 self._drafts.make_room()
-            if wanted.method in WITH_WEIGHTS and not self._loader.shares(wanted, serving):
+            if wanted.info.method in WITH_WEIGHTS and not self._loader.shares(wanted, serving):
                 self._check_fits(directory)
             try:
                 draft = self._loader.open(wanted, serving)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -74,6 +75,22 @@ def _kind_of(directory: Path, drafter: str) -> str:
     if kind := head_kind(directory):
         return kind
     return drafter if drafter in (*DRAFTS_AHEAD, *OTHER_VOCABULARY) else "draft_model"
+
+
+@dataclass(frozen=True)
+class FoundDraft:
+    """What a draft is called once it is loaded. told: of a hybrid, the version of its model, if it was
+    read."""
+
+    info: DraftInfo
+    told: str | None = None
+
+    @cached_property
+    def model_version(self) -> str | None:
+        """Of a hybrid, that of its model's files, which are gigabytes: read once. Raises InvalidModel."""
+        if self.info.method != "hybrid" or self.info.directory is None:
+            return None
+        return self.told or directories.version_of(Path(self.info.directory))
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +182,8 @@ class DraftLoader:
                 field=field,
             )
 
-    def describe(self, name: str, version: str | None, serving: DraftInfo | None = None) -> DraftInfo:
-        """What the draft in a directory or of a hub name is called once it is loaded. Raises InvalidModel.
+    def describe(self, name: str, version: str | None, serving: DraftInfo | None = None) -> FoundDraft:
+        """The draft in a directory or of a hub name. Raises InvalidModel.
 
         Of a hybrid it is one part, and the other part is that of the draft in service.
         """
@@ -174,7 +191,7 @@ class DraftLoader:
         shown, path = directories.shown_name(name, directory), str(directory)
         kind = _kind_of(directory, self.config.drafter)
         if self.config.drafter != "hybrid":
-            return DraftInfo(shown, version or directories.version_of(directory), kind, path)
+            return FoundDraft(DraftInfo(shown, version or directories.version_of(directory), kind, path))
         if kind == "suffix" and serving is not None:
             return self._hybrid(serving.name, version, str(serving.directory), path)
         if kind == "suffix":
@@ -192,19 +209,21 @@ class DraftLoader:
         return self._hybrid(shown, version, path, self.config.corpus if serving is None else serving.corpus)
 
     @staticmethod
-    def _hybrid(name: str, version: str | None, directory: str, corpus: str | None) -> DraftInfo:
+    def _hybrid(name: str, version: str | None, directory: str, corpus: str | None) -> FoundDraft:
         if corpus is not None:
             corpus = str(directories.find(corpus, field="corpus"))
+        if version is not None:
+            return FoundDraft(DraftInfo(name, version, "hybrid", directory, corpus))
         parts = [Path(each) for each in (directory, corpus) if each is not None]
-        return DraftInfo(
-            name, version or "+".join(map(directories.version_of, parts)), "hybrid", directory, corpus
-        )
+        told = [directories.version_of(part) for part in parts]
+        return FoundDraft(DraftInfo(name, "+".join(told), "hybrid", directory, corpus), told[0])
 
-    def open(self, info: DraftInfo, serving: LoadedDraft | None = None) -> LoadedDraft:
-        """Loads what `describe` told. Raises InvalidModel.
+    def open(self, found: FoundDraft, serving: LoadedDraft | None = None) -> LoadedDraft:
+        """Loads what `describe` found. Raises InvalidModel.
 
         A hybrid with the model of the one in service shares it, and what its cache holds.
         """
+        info = found.info
         if info.directory is None:
             raise ValueError(f"draft {info.version} has no files")
         if info.method in ("suffix", "ngram"):
@@ -215,22 +234,25 @@ class DraftLoader:
         if info.method != "hybrid":
             return LoadedDraft(info, self._model(info.directory))
         corpus = None if info.corpus is None else self._corpus(info.corpus, "corpus")
-        shared = serving is not None and self.shares(info, serving)
+        shared = serving is not None and self.shares(found, serving)
         if serving is not None and shared and isinstance(serving.drafter, HybridDrafter):
-            model, prefixes, model_version = serving.drafter.model, serving.prefixes, serving.model_version
+            model, prefixes = serving.drafter.model, serving.prefixes
+            model_version = serving.model_version
         else:
-            model_version = directories.version_of(Path(info.directory))
+            model_version = found.model_version  # before they are loaded: others may lie there afterwards
             model, prefixes = self._model(info.directory), PrefixCache()
         suffix = SuffixDrafter(corpus, self.past, Matches(least=self.config.suffix_min_match))
         return LoadedDraft(info, HybridDrafter(suffix, model), prefixes=prefixes, model_version=model_version)
 
     @staticmethod
-    def shares(info: DraftInfo, serving: LoadedDraft) -> bool:
+    def shares(found: FoundDraft, serving: LoadedDraft) -> bool:
         """Whether this hybrid has the model of the one in service; others may lie in its directory by now.
         Raises InvalidModel."""
-        if info.method != "hybrid" or info.directory is None or info.directory != serving.info.directory:
-            return False
-        return serving.model_version == directories.version_of(Path(info.directory))
+        return (
+            found.info.method == "hybrid"
+            and found.info.directory == serving.info.directory
+            and found.model_version == serving.model_version
+        )
 
     def _corpus(self, name: str, field: str) -> Corpus:
         directory = directories.locate(name, field=field)
@@ -331,7 +353,7 @@ class DraftLoader:
         files = [path for part in parts for path in directories.weight_files(part)]
         if self.config.state_dir is None or not is_older(self.config.state_dir, files):
             return
-        found = self._hybrid("", None, directory, saved.corpus).version
+        found = self._hybrid("", None, directory, saved.corpus).info.version
         if found != saved.version:
             raise InvalidModel(
                 f"draft: {' or '.join(map(str, parts))} was changed since it was put into service: its "
@@ -343,9 +365,10 @@ class DraftLoader:
         config = self.config
         if config.drafter in (*_NAMES, "hybrid") and config.draft is not None:
             found = self.describe(config.draft, None)
-            if found.method != config.drafter:
+            if found.info.method != config.drafter:
+                method = found.info.method
                 raise InvalidModel(
-                    f"draft: {config.draft} is {_NAMES[found.method]}, for --drafter {found.method}; "
+                    f"draft: {config.draft} is {_NAMES[method]}, for --drafter {method}; "
                     f"--drafter {config.drafter} takes {_NAMES[config.drafter]}",
                     field="draft",
                 )

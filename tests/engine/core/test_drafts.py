@@ -9,6 +9,7 @@ import os
 import shutil
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from driftguard_engine.core import DraftInfo, EngineError, InvalidModel, Unknown
 from driftguard_engine.drafters import state_file
 from driftguard_engine.drafters.loaded import NO_DRAFT
 from driftguard_engine.engine import Engine
+from driftguard_engine.models import directory as directories
 from driftguard_engine.models.directory import version_of
 
 from tests.engine.core.corpora import save_corpus
@@ -244,6 +246,34 @@ def test_a_hybrid_whose_model_was_replaced_in_its_directory_serves_the_one_that_
     after = serve(engine, request("r", range(30), 30))["r"]
     assert (after.draft, after.reused_prompt_tokens) == (info, 0)
     assert after.counts.accepted == after.counts.drafted > 0
+
+
+@pytest.mark.parametrize("version", [None, "given"])
+def test_the_weights_of_a_hybrid_are_read_once_to_tell_its_version(
+    new_engine: Callable[..., Engine],
+    models: Path,
+    better: str,
+    tmp_path: Path,
+    version: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are gigabytes; of a model or head from elsewhere no file tells it."""
+    read: Counter[str] = Counter()
+
+    def counting(directory: Path) -> str:
+        read[directory.name] += 1
+        return version_of(directory)
+
+    monkeypatch.setattr(directories, "version_of", counting)
+    draft = shutil.copytree(models / "llama_draft", tmp_path / "draft")
+    engine = new_engine(drafter="hybrid", draft=str(draft))
+    assert read == {"draft": 1}
+    save_corpus(tmp_path / "corpus", str(models / "llama"), [(1, 2)])
+    shutil.copytree(better, tmp_path / "other")
+    for name in ("corpus", "other"):
+        read.clear()
+        engine.load_draft(str(tmp_path / name), version and f"{version} {name}")
+        assert set(read.values()) == {1}
 
 
 @pytest.mark.parametrize("part", ["corpus", "model"])
