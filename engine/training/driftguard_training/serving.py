@@ -32,7 +32,8 @@ whether that is accepted depends on K through where steps begin alone.
 An answer that was cut at its longest length is taken to end as in the built-in engine and llama.cpp, which
 draft no more there than still fits; vLLM drafts K tokens to the end, and accepts some behind it. So the
 acceptance of vLLM is taken to be higher than it is: at K = 4 by .04 in answers of 8 tokens, by .02 of 16, and
-by less than .01 from 24 on. The first token is taken to be drafted, as in the built-in engine; vLLM and
+by less than .01 from 24 on. So is that of an answer that a stop string ended: captured tokens do not tell it
+from one that was cut. The first token is taken to be drafted, as in the built-in engine; vLLM and
 llama.cpp make it from the prompt alone, which moves acceptance by less than .01.
 
 Assumptions: no top-k and top-p; and answers that are the target's own. The last is tested by the surprise of
