@@ -47,6 +47,7 @@ class CaptureSender:
         self._waiting: deque[Captured] = deque(maxlen=MOST_WAITING)
         self._most_at_once = MOST_AT_ONCE
         self._is_forbidden = False  # as the last answer said
+        self._refusal = ""  # that was told last, and is still so
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -94,9 +95,11 @@ class CaptureSender:
             self._waiting.clear()
             return FORBIDDEN_SECONDS
         except DriftGuardError as error:
-            log.error("the sidecar refuses token ids: %s", error.detail)
+            if error.detail != self._refusal:
+                log.error("the sidecar refuses token ids: %s", error.detail)
+            self._refusal = error.detail
         else:
-            self._is_forbidden = False
+            self._is_forbidden, self._refusal = False, ""
             self._most_at_once = min(2 * self._most_at_once, MOST_AT_ONCE)
         return 0.0 if len(self._waiting) >= self._most_at_once else LINGER_SECONDS
 

@@ -136,6 +136,20 @@ def test_a_sidecar_that_forbids_capture_is_asked_again_a_minute_later_and_told_o
     assert caplog.text.count("keeps no token ids") == 1
 
 
+def test_a_key_that_the_sidecar_refuses_is_told_once_until_it_takes_token_ids_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A batch is sent every second."""
+    captures, told = CaptureSender("http://sidecar", "wrong"), {"accepted": 1, "duplicates": 0}
+    answers = [httpx.Response(status, json=told) for status in (401, 401, 401, 200, 401)]
+    captures._http = httpx.Client(
+        base_url="http://sidecar", transport=httpx.MockTransport(lambda _: answers.pop(0))
+    )
+    while answers:
+        captures._send([(make_records(1)[0], [1, 2], [3])])
+    assert caplog.text.count("the sidecar refuses token ids") == 2
+
+
 def test_token_ids_reach_a_sidecar_by_the_authority_that_the_environment_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
