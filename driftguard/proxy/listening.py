@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import socket
 import sys
@@ -9,8 +10,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
+import structlog
+
 from driftguard.errors import BadSettings
 from driftguard_http.origins import url_of
+
+_ABSENT: Final = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+_log = structlog.get_logger(__name__)
 
 BACKLOG: Final = 1_024  # connections that wait until a worker accepts them
 
@@ -52,18 +58,28 @@ def listeners_of(
 
 
 def _listen(host: str, port: int, workers: int, setting: str) -> list[list[socket.socket]]:
-    """The sockets of each worker."""
+    """The sockets of each worker. An address that this machine does not have is left out where the host has
+    others: containers without IPv6 may know ::1 as localhost."""
     made: list[list[socket.socket]] = [[] for _ in range(workers)]
+    absent: OSError | None = None
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, _, _, _, address in dict.fromkeys(addresses):
             at = (address[0], port, *address[2:])
-            if workers > 1:
+            try:
                 _socket(family, at, is_shared=False).close()  # fails if another program uses the port
+            except OSError as error:
+                if error.errno not in _ABSENT:
+                    raise
+                _log.warning("an address is not listened on", host=host, address=at[0], error=error.strerror)
+                absent = error
+                continue
             for sockets in made:
                 sockets.append(_socket(family, at, is_shared=workers > 1))
                 port = sockets[-1].getsockname()[1]  # for port 0: the port that was chosen
                 at = (address[0], port, *address[2:])
+        if absent is not None and not made[0]:
+            raise absent
     except OSError as error:
         for listener in itertools.chain(*made):
             listener.close()

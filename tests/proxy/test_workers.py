@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 
@@ -50,6 +51,24 @@ def test_a_worker_that_cannot_start_ends_the_proxy_with_an_error() -> None:
         assert "worker 1 did not start" in said
         assert "no such device" in said
         assert "ready" not in said
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_address_of_a_host_that_this_machine_lacks_is_left_out_where_there_are_others(
+    monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    """As ::1 of localhost, in a container without IPv6."""
+    lacking, known = "192.0.2.1", "127.0.0.1"  # the former is of no machine (RFC 5737)
+    for addresses in ([lacking, known], [known, lacking], [lacking]):
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, 0)) for each in addresses]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, found=found, **__: found)
+        if known not in addresses:
+            with pytest.raises(BadSettings, match=r"proxy.port: cannot listen on localhost"):
+                listeners_of("localhost", 0, None, workers)
+            continue
+        for each in listeners_of("localhost", 0, None, workers):
+            assert [one.getsockname()[0] for one in each.traffic] == [known]
+            each.close()
 
 
 @pytest.mark.parametrize("workers", [1, 2])
