@@ -220,7 +220,15 @@ class AsyncClient:
             self._arrived.set()
 
     async def _send_once(self, batch: list[bytes]) -> Outcome:
-        return protocol.outcome(await self._post(protocol.body(batch)), batch)
+        return protocol.outcome(await self._post_what_waits(batch, protocol.RECORDS), batch)
+
+    async def _post_what_waits(self, lines: list[bytes], path: str) -> httpx.Response:
+        """Raises SidecarUnavailable, also where the system has no thread to look the sidecar's name up with:
+        it would end the task, and what waits would wait for ever."""
+        try:
+            return await self._post(protocol.body(lines), path)
+        except RuntimeError as error:
+            raise SidecarUnavailable(f"{type(error).__name__}: {error}") from error
 
     async def _report(self) -> None:
         """Sends the tally now and then, and once more at the end."""
@@ -233,7 +241,7 @@ class AsyncClient:
             try:
                 for report in self._tally.reports():
                     lines = [encode_unrecorded(count) for count in report]
-                    answer = await self._post(protocol.body(lines), protocol.UNRECORDED)
+                    answer = await self._post_what_waits(lines, protocol.UNRECORDED)
                     self._tally.answered(report, protocol.outcome(answer, lines))
             except (SidecarUnavailable, TooLarge) as error:
                 self._tally.failed(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from starlette.routing import Route
 
 from driftguard.app import Sidecar, create_app
 from driftguard.client import AsyncClient, RefusedRecords, SidecarUnavailable, protocol
-from driftguard.client.buffer import Buffer
+from driftguard.client.buffer import Buffer, Counts
 from driftguard.errors import BadInput, NotFound, Unauthorized
 from driftguard.records import AcceptanceRecord
 from driftguard.settings import IngestSettings, Settings
@@ -425,6 +426,31 @@ def test_a_bad_count_is_logged_by_name_and_others_are_sent(
     assert caplog.text.count("refused a count of unrecorded requests") == len(bad)
     assert all(f": {field}: " in caplog.text for field in ("reason", "requests", "server"))
     assert unrecorded(database) == {("chat", "no_numbers"): 1}
+
+
+def test_records_are_sent_though_no_thread_could_be_started_to_look_the_name_up(
+    url: httpx.URL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a limit of processes: asyncio looks names up in threads."""
+    start, refusals = threading.Thread.start, [1, 2]
+
+    def refused_at_first(thread: threading.Thread) -> None:
+        if thread.name.startswith("asyncio") and refusals:
+            raise RuntimeError(f"can't start new thread: {refusals.pop()}")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refused_at_first)
+
+    async def scenario() -> Counts:
+        client = AsyncClient(str(url.copy_with(host="localhost")), linger_seconds=0.0)
+        client.send(make_records(1)[0])
+        assert await client.flush(60)
+        await client.close(60)
+        return client.counts
+
+    counts = asyncio.run(scenario())
+    assert not refusals
+    assert (counts.sent, counts.dropped) == (1, 0)
 
 
 def test_what_is_counted_at_the_very_end_is_told(url: httpx.URL, database: Database) -> None:
