@@ -49,7 +49,7 @@ class Change:
 class PlanRules:
     """See RetrainingSettings; the same names and units. `context_tokens`: of the models that learn and judge;
     what is longer is left out. None where that is not known. `corpus_tokens`: of a corpus, which has room for
-    so many older answers; None where a model is trained."""
+    answers of so many; None where a model is trained."""
 
     minimum_requests: int
     aim_requests: int
@@ -116,15 +116,15 @@ def plan(
             waits_for_traffic=change is not None,
         )
     aside = set(held_out)
-    older = [one for one in newest_first if one.key not in aside and not is_changed(groups[one.key])]
-    return Plan(
-        train=[key for key in changed if key not in aside][:MAXIMUM_TRAINING],
-        replay=_replayed(older, groups)
-        if rules.corpus_tokens is None
-        else _filling(older, rules.corpus_tokens),
-        held_out=_newest_of_each_group(held_out, groups, MAXIMUM_HELD_OUT),
-        groups=groups,
-    )
+    learned = [one for one in newest_first if one.key not in aside]
+    newer, older = ([one for one in learned if is_changed(groups[one.key]) is new] for new in (True, False))
+    if rules.corpus_tokens is None:
+        train, replay = [one.key for one in newer[:MAXIMUM_TRAINING]], _replayed(older, groups)
+    else:
+        train, room = _filling(newer, rules.corpus_tokens)
+        replay, _ = _filling(older, room)
+    held_out = _newest_of_each_group(held_out, groups, MAXIMUM_HELD_OUT)
+    return Plan(train=train, replay=replay, held_out=held_out, groups=groups)
 
 
 def too_few(found: int, change: Change | None, rules: PlanRules, that_fit: str = "") -> NothingToDo | None:
@@ -184,15 +184,15 @@ def _replayed(older: Sequence[CapturedRequest], groups: Mapping[str, str]) -> li
     return _newest_of_each_group(keys, groups, each)
 
 
-def _filling(older: Iterable[CapturedRequest], room: int) -> list[str]:
-    """The newest whose answers fill a corpus of so many tokens: its maker keeps all that it reads in memory,
-    and takes each answer that still fits, with an end."""
+def _filling(newest_first: Iterable[CapturedRequest], room: int) -> tuple[list[str], int]:
+    """The newest whose answers fill a corpus of so many tokens, and the room that they leave: its maker keeps
+    all that it reads in memory, and takes each answer that still fits, with an end."""
     chosen = []
-    for one in older:
+    for one in newest_first:
         if one.output_tokens < room:
             room -= one.output_tokens + 1
             chosen.append(one.key)
-    return chosen
+    return chosen, room
 
 
 def _newest_of_each_group(keys: Iterable[str], groups: Mapping[str, str], most: int) -> list[str]:

@@ -106,9 +106,25 @@ def test_for_a_corpus_as_much_older_traffic_is_taken_as_it_has_room_for(room: in
     rules = replace(RULES, corpus_tokens=room)
     found = plan([*captured("german", 300), *older, too_long], CHANGE, rules, LATER)
     assert isinstance(found, Plan)
-    newest = [key for key in found.groups if not key.startswith("german") and not is_held_out(key, 0.2)]
-    newest.remove(too_long.key)
-    assert list(found.replay) == newest[:taken]
+    learned = [key for key in found.groups if key != too_long.key and not is_held_out(key, 0.2)]
+    learned.sort(key=lambda key: not key.startswith("german"))
+    assert [*found.train, *found.replay] == learned[:taken]
+
+
+@pytest.mark.parametrize("change", [CHANGE, None])
+def test_for_a_corpus_as_much_changed_traffic_is_taken_as_it_has_room_for(change: Change | None) -> None:
+    """Not the 4,096 of a training, also where all is changed: what served before may be a larger corpus."""
+    changed = captured("german", 9_000)
+    older = captured("code", 50, CHANGED_AT - timedelta(hours=2))
+    for room, taken, replayed in ((10**6, 9_000, change is not None), (240_000, 240_000 // 49, False)):
+        rules = replace(RULES, corpus_tokens=room)
+        found = plan([*changed, *older], change, rules, LATER)
+        assert isinstance(found, Plan)
+        learned = [key for key in found.groups if not is_held_out(key, 0.2)]
+        if change is not None:
+            learned = [key for key in learned if key.startswith("german")]
+        assert list(found.train) == learned[:taken]
+        assert bool(found.replay) == replayed
 
 
 def test_the_split_of_a_request_never_changes() -> None:
