@@ -20,7 +20,7 @@ from datetime import datetime, timedelta
 
 MINIMUM_HELD_OUT = 10  # requests of the changed traffic; fewer cannot show a gain
 MAXIMUM_HELD_OUT = 400  # per group; more only costs the gate time
-MAXIMUM_TRAINING = 4_096  # newest requests of the changed traffic; 150 steps of 12 read fewer
+MAXIMUM_TRAINING = 4_096  # requests of the changed traffic; 150 steps of 12 read fewer
 MAXIMUM_REPLAY = 4_096  # older requests; the training keeps all in memory, and reads a few hundred of them
 _HASH_RANGE = 2**64
 
@@ -119,7 +119,7 @@ def plan(
     learned = [one for one in newest_first if one.key not in aside]
     newer, older = ([one for one in learned if is_changed(groups[one.key]) is new] for new in (True, False))
     if rules.corpus_tokens is None:
-        train, replay = [one.key for one in newer[:MAXIMUM_TRAINING]], _replayed(older, groups)
+        train, replay = _of_each(newer, groups, MAXIMUM_TRAINING), _of_each(older, groups, MAXIMUM_REPLAY)
     else:
         train, room = _filling(newer, rules.corpus_tokens)
         replay, _ = _filling(older, room)
@@ -170,12 +170,12 @@ def _too_little(
     )
 
 
-def _replayed(older: Sequence[CapturedRequest], groups: Mapping[str, str]) -> list[str]:
-    """Of all at most MAXIMUM_REPLAY, of which each group has as many, or all of its own: a rare one would
-    be unlearned first."""
-    keys = [one.key for one in older]
+def _of_each(newest_first: Sequence[CapturedRequest], groups: Mapping[str, str], most: int) -> list[str]:
+    """Of all at most so many, of which each group has as many, or all of its own: a rare one would be
+    unlearned first, or not be learned at all."""
+    keys = [one.key for one in newest_first]
     sizes = sorted(Counter(groups[key] for key in keys).values())
-    room, each = MAXIMUM_REPLAY, 0
+    room, each = most, 0
     for place, size in enumerate(sizes):
         each = room // (len(sizes) - place)
         if size > each:

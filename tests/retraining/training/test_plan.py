@@ -111,6 +111,31 @@ def test_for_a_corpus_as_much_older_traffic_is_taken_as_it_has_room_for(room: in
     assert [*found.train, *found.replay] == learned[:taken]
 
 
+@pytest.mark.parametrize("forced", [True, False])
+def test_of_more_changed_traffic_than_is_trained_on_each_segment_has_as_many_and_a_rare_one_all_of_its(
+    forced: bool,
+) -> None:
+    """The gate and the watch judge each, and the newest of all would be of the busy ones alone."""
+    sizes, at = (
+        {"rare": 150, "code": 4_000, "prose": 4_000},
+        [CHANGED_AT + timedelta(hours=n) for n in (0, 2, 2)],
+    )
+    traffic = [
+        each
+        for (name, size), when in zip(sizes.items(), at, strict=True)
+        for each in captured(name, size, when)
+    ]
+    change = None if forced else Change(dict.fromkeys(sizes, CHANGED_AT), CHANGE.opened_at)
+    found = plan(traffic, change, RULES, LATER)
+    assert isinstance(found, Plan)
+    trained = Counter(found.groups[key] for key in found.train)
+    assert trained["changed:rare"] == 150 - sum(key.startswith("rare") for key in found.held_out) > 100
+    assert trained["changed:code"] == trained["changed:prose"] > 1_900
+    assert trained.total() <= 4_096
+    newest = [key for key in found.groups if key.startswith("code") and not is_held_out(key, 0.2)]
+    assert [key for key in found.train if key.startswith("code")] == newest[: trained["changed:code"]]
+
+
 @pytest.mark.parametrize("change", [CHANGE, None])
 def test_for_a_corpus_as_much_changed_traffic_is_taken_as_it_has_room_for(change: Change | None) -> None:
     """Not the 4,096 of a training, also where all is changed: what served before may be a larger corpus."""
