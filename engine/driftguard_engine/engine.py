@@ -210,7 +210,8 @@ class Engine:
         with self._swapping:  # so that the draft saved last is the one that serves
             info = self._drafts.find(version)
             if self.config.state_dir is not None:
-                saved = SavedDraft(configured_draft(self.config), info.directory, version, info.corpus)
+                own, configured = self._drafts.own_version(version), configured_draft(self.config)
+                saved = SavedDraft(configured, info.directory, version, info.corpus, own)
                 try:
                     save_draft(self.config.state_dir, saved)
                 except OSError as error:

@@ -79,18 +79,33 @@ def _kind_of(directory: Path, drafter: str) -> str:
 
 @dataclass(frozen=True)
 class FoundDraft:
-    """What a draft is called once it is loaded. told: of a hybrid, the version of its model, if it was
-    read."""
+    """What a draft is called once it is loaded. told: `versions`, where they have been read."""
 
     info: DraftInfo
-    told: str | None = None
+    told: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(
+        cls, name: str, version: str | None, method: str, directory: str, corpus: str | None = None
+    ) -> FoundDraft:
+        """version: None: that of its files. Raises InvalidModel."""
+        told = _versions_of(directory, corpus) if version is None else None
+        return cls(DraftInfo(name, version or "+".join(told or ()), method, directory, corpus), told)
 
     @cached_property
-    def model_version(self) -> str | None:
-        """Of a hybrid, that of its model's files, which are gigabytes: read once. Raises InvalidModel."""
-        if self.info.method != "hybrid" or self.info.directory is None:
-            return None
-        return self.told or directories.version_of(Path(self.info.directory))
+    def versions(self) -> tuple[str, ...]:
+        """Of its files, which may be gigabytes and are read once, and of a hybrid's corpus. Raises
+        InvalidModel."""
+        return self.told or _versions_of(str(self.info.directory), self.info.corpus)
+
+    @property
+    def own_version(self) -> str:
+        """Of all of them, whatever version it was given."""
+        return "+".join(self.versions)
+
+
+def _versions_of(directory: str, corpus: str | None) -> tuple[str, ...]:
+    return tuple(directories.version_of(Path(part)) for part in (directory, corpus) if part is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +206,7 @@ class DraftLoader:
         shown, path = directories.shown_name(name, directory), str(directory)
         kind = _kind_of(directory, self.config.drafter)
         if self.config.drafter != "hybrid":
-            return FoundDraft(DraftInfo(shown, version or directories.version_of(directory), kind, path))
+            return FoundDraft.of(shown, version, kind, path)
         if kind == "suffix" and serving is not None:
             return self._hybrid(serving.name, version, str(serving.directory), path)
         if kind == "suffix":
@@ -212,17 +227,19 @@ class DraftLoader:
     def _hybrid(name: str, version: str | None, directory: str, corpus: str | None) -> FoundDraft:
         if corpus is not None:
             corpus = str(directories.find(corpus, field="corpus"))
-        if version is not None:
-            return FoundDraft(DraftInfo(name, version, "hybrid", directory, corpus))
-        parts = [Path(each) for each in (directory, corpus) if each is not None]
-        told = [directories.version_of(part) for part in parts]
-        return FoundDraft(DraftInfo(name, "+".join(told), "hybrid", directory, corpus), told[0])
+        return FoundDraft.of(name, version, "hybrid", directory, corpus)
 
     def open(self, found: FoundDraft, serving: LoadedDraft | None = None) -> LoadedDraft:
         """Loads what `describe` found. Raises InvalidModel.
 
         A hybrid with the model of the one in service shares it, and what its cache holds.
         """
+        own_version = found.own_version  # before they are loaded: others may lie there afterwards
+        opened = self._opened(found, serving)
+        opened.own_version = own_version
+        return opened
+
+    def _opened(self, found: FoundDraft, serving: LoadedDraft | None) -> LoadedDraft:
         info = found.info
         if info.directory is None:
             raise ValueError(f"draft {info.version} has no files")
@@ -237,12 +254,11 @@ class DraftLoader:
         shared = serving is not None and self.shares(found, serving)
         if serving is not None and shared and isinstance(serving.drafter, HybridDrafter):
             model, prefixes = serving.drafter.model, serving.prefixes
-            model_version = serving.model_version
         else:
-            model_version = found.model_version  # before they are loaded: others may lie there afterwards
             model, prefixes = self._model(info.directory), PrefixCache()
         suffix = SuffixDrafter(corpus, self.past, Matches(least=self.config.suffix_min_match))
-        return LoadedDraft(info, HybridDrafter(suffix, model), prefixes=prefixes, model_version=model_version)
+        drafter = HybridDrafter(suffix, model)
+        return LoadedDraft(info, drafter, prefixes=prefixes, model_version=found.versions[0])
 
     @staticmethod
     def shares(found: FoundDraft, serving: LoadedDraft) -> bool:
@@ -251,7 +267,7 @@ class DraftLoader:
         return (
             found.info.method == "hybrid"
             and found.info.directory == serving.info.directory
-            and found.model_version == serving.model_version
+            and found.versions[0] == serving.model_version
         )
 
     def _corpus(self, name: str, field: str) -> Corpus:
@@ -340,24 +356,25 @@ class DraftLoader:
         free = device_memory.free_bytes(self.placement.device)
         if not is_corpus(Path(directory)):
             device_memory.check_fits(self.config, self.placement, free, [("draft", directory)], held)
-        self._check_unchanged(directory, saved)
-        if self.config.drafter != "hybrid":
-            return self.open(self.describe(directory, saved.version))
-        return self.open(self._hybrid(Path(directory).name, saved.version, directory, saved.corpus))
+        if self.config.drafter == "hybrid":
+            found = self._hybrid(Path(directory).name, saved.version, directory, saved.corpus)
+        else:
+            found = self.describe(directory, saved.version)
+        self._check_unchanged(found, saved)
+        return self.open(found)
 
-    def _check_unchanged(self, directory: str, saved: SavedDraft) -> None:
-        """Raises InvalidModel where a file of it was written since it was saved, and its own version is not
-        the saved one. Either alone says nothing: clocks of two machines may differ, and a version may have
-        been given by hand."""
-        parts = [Path(each) for each in (directory, saved.corpus) if each is not None]
+    def _check_unchanged(self, found: FoundDraft, saved: SavedDraft) -> None:
+        """Raises InvalidModel where its files are not those that were put into service, by their own version.
+        Where that was not saved, a file of it must have been written since too: clocks of two machines may
+        differ, and the version that was saved may have been given by hand."""
+        own = found.own_version
+        parts = [Path(each) for each in (found.info.directory, found.info.corpus) if each is not None]
         files = [path for part in parts for path in directories.weight_files(part)]
-        if self.config.state_dir is None or not is_older(self.config.state_dir, files):
-            return
-        found = self._hybrid("", None, directory, saved.corpus).info.version
-        if found != saved.version:
+        is_written = self.config.state_dir is not None and is_older(self.config.state_dir, files)
+        if own != (saved.own_version or (saved.version if is_written else own)):
             raise InvalidModel(
                 f"draft: {' or '.join(map(str, parts))} was changed since it was put into service: its "
-                f"version is {found}",
+                f"version is {own}",
                 field="draft",
             )
 

@@ -19,13 +19,15 @@ NO_DRAFT = DraftInfo("none", "none", "none")
 @dataclass(slots=True, eq=False)
 class LoadedDraft:
     """A draft with its drafter (None: no speculation), the number of requests that use it, and the prefixes
-    that its cache holds. model_version: of a hybrid, that of its model's files when they were read."""
+    that its cache holds. model_version: of a hybrid, that of its model's files when they were read.
+    own_version: of all its files then; None: it has none."""
 
     info: DraftInfo
     drafter: Drafter | None
     users: int = field(default=0)
     prefixes: PrefixCache = field(default_factory=PrefixCache)
     model_version: str | None = None
+    own_version: str | None = None
 
     def __post_init__(self) -> None:
         self.prefixes.by_state = self.drafter is not None and self.drafter.recurrent
@@ -71,6 +73,11 @@ class Drafts:
         with self._lock:
             self._find(version)
             return self._keep(version)
+
+    def own_version(self, version: str) -> str | None:
+        """Of the files of a loaded draft, see `LoadedDraft`. Raises UnknownDraft."""
+        with self._lock:
+            return self._find(version).own_version
 
     def present(self, wanted: DraftInfo) -> DraftInfo | None:
         """The loaded draft of this version, which stays as `find` says. Raises InvalidModel where it is from

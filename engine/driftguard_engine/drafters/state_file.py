@@ -22,12 +22,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SavedDraft:
-    """`configured`: what the engine was started with; started with another value, it ignores this."""
+    """`configured`: what the engine was started with; started with another value, it ignores this.
+    `own_version`: of its files when they were read, whatever version the draft was given; None: not known, as
+    in what an earlier engine saved."""
 
     configured: str
     directory: str | None
     version: str
     corpus: str | None = None
+    own_version: str | None = None
 
 
 def check_writable(state_dir: Path) -> None:

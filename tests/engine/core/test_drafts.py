@@ -432,8 +432,9 @@ def test_a_promoted_draft_that_is_gone_is_missed_loudly(
     assert str(copy) in caplog.text
 
 
+@pytest.mark.parametrize("by_an_earlier_engine", [False, True])
 def test_other_weights_in_the_directory_of_the_remembered_draft_do_not_serve_by_its_version(
-    models: Path, better: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    models: Path, better: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, by_an_earlier_engine: bool
 ) -> None:
     """The draft was rolled back to, so that the state directory has it; then its files were replaced."""
     own = shutil.copytree(models / "llama_draft", tmp_path / "own")
@@ -446,7 +447,12 @@ def test_other_weights_in_the_directory_of_the_remembered_draft_do_not_serve_by_
     first = engine.draft.version
     engine.swap_draft(engine.load_draft(better).version)
     engine.swap_draft(engine.load_draft(str(own), first).version)
-    os.utime(tmp_path / "state" / "draft_in_service.json", (time.time() - 60,) * 2)
+    state = tmp_path / "state" / "draft_in_service.json"
+    if by_an_earlier_engine:  # which did not tell of the files
+        told = json.loads(state.read_text(encoding="utf-8"))
+        del told["own_version"]
+        state.write_text(json.dumps(told), encoding="utf-8")
+    os.utime(state, (time.time() - 60,) * 2)
     (own / "model.safetensors").touch()  # written again, and the same
     again = start()
     assert (again.draft.version, again.activated) == (first, True)
@@ -456,6 +462,47 @@ def test_other_weights_in_the_directory_of_the_remembered_draft_do_not_serve_by_
     assert (replaced.draft.version, replaced.activated) == (version_of(own), False)
     assert replaced.draft.version != first
     assert f"{own} was changed since" in caplog.text
+
+
+def test_a_link_that_leads_to_older_files_now_does_not_make_them_serve_by_the_version_of_the_former_ones(
+    models: Path, better: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No file is newer than what was saved: also where a copy keeps times, as of `rsync -a`."""
+    current, other = tmp_path / "current", Path(better)
+    current.symlink_to(models / "llama_draft")
+
+    def start() -> Engine:
+        config = EngineConfig(str(models / "llama"), str(current), state_dir=tmp_path / "state", max_batch=2)
+        return Engine(config)
+
+    engine = start()
+    first = engine.draft.version
+    engine.swap_draft(engine.load_draft(better, "by hand").version)
+    again = start()
+    assert again.draft.version == "by hand"
+    again.swap_draft(again.load_draft(str(current), first).version)
+    assert (start().draft.version, start().activated) == (first, True)
+    current.unlink()
+    current.symlink_to(other)
+    with caplog.at_level(logging.ERROR):
+        replaced = start()
+    assert (replaced.draft.version, replaced.activated) == (version_of(other), False)
+    assert replaced.draft.version != first
+    assert f"{current} was changed since" in caplog.text
+
+
+def test_a_corpus_of_a_hybrid_serves_by_its_given_version_also_where_its_files_are_newer_than_what_was_saved(
+    new_engine: Callable[..., Engine], models: Path, tmp_path: Path
+) -> None:
+    """As after they were restored from a backup. A retraining gives it the version of the corpus alone."""
+    corpus = save_corpus(tmp_path / "corpus", str(models / "llama"), [(1, 2)])
+    engine = new_engine(drafter="hybrid", state_dir=tmp_path / "state")
+    promoted = engine.swap_draft(engine.load_draft(corpus, version_of(Path(corpus))).version)
+    os.utime(tmp_path / "state" / "draft_in_service.json", (time.time() - 60,) * 2)
+    for path in Path(corpus).iterdir():
+        path.touch()
+    restarted = new_engine(drafter="hybrid", state_dir=tmp_path / "state")
+    assert (restarted.draft, restarted.activated) == (promoted, True)
 
 
 def test_a_draft_configured_anew_wins_over_the_remembered_one(
