@@ -143,6 +143,7 @@ class Engine:
             present = self._drafts.present(wanted.info)
             if present is not None:
                 return present
+            self._drafts.check_files(wanted.info, wanted.own_version)
             with self._swapping:
                 self._drafts.make_room()
             if wanted.info.method in WITH_WEIGHTS and not self._loader.shares(wanted, serving):

@@ -47,6 +47,7 @@ class Drafts:
         self._loaded: dict[str, LoadedDraft] = {first.info.version: first}
         self._serving = first
         self._leaving: set[str] = set()
+        self._own_versions = {first.info.version: first.own_version}  # of all that were ever loaded
 
     @property
     def serving(self) -> DraftInfo:
@@ -94,6 +95,17 @@ class Drafts:
             )
         return found
 
+    def check_files(self, wanted: DraftInfo, own_version: str) -> None:
+        """Raises InvalidModel where this version had other files when it was loaded before."""
+        with self._lock:
+            before = self._own_versions.get(wanted.version) or own_version
+        if before != own_version:
+            raise InvalidModel(
+                f"draft: {_files(wanted)} has other files than were loaded as version {wanted.version!r} "
+                f"before: their own version is {own_version}, and was {before}; give them another version",
+                field="version",
+            )
+
     def make_room(self) -> None:
         """For a draft that is about to be loaded: frees the oldest of those that have never served."""
         with self._lock:
@@ -112,6 +124,7 @@ class Drafts:
         """Its version must not be present."""
         with self._lock:
             self._loaded[draft.info.version] = draft
+            self._own_versions[draft.info.version] = draft.own_version
         return draft.info
 
     def swap(self, version: str) -> DraftInfo:

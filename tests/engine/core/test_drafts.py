@@ -464,6 +464,24 @@ def test_other_weights_in_the_directory_of_the_remembered_draft_do_not_serve_by_
     assert f"{own} was changed since" in caplog.text
 
 
+def test_other_weights_than_a_version_had_before_are_not_loaded_by_it_again(
+    models: Path, better: str, tmp_path: Path
+) -> None:
+    """As by a rollback to the first draft, whose files were replaced meanwhile, for the next restart."""
+    own = shutil.copytree(models / "llama_draft", tmp_path / "own")
+    engine = Engine(EngineConfig(str(models / "llama"), str(own), max_batch=2))
+    first = engine.draft
+    engine.swap_draft(engine.load_draft(better).version)
+    assert engine.load_draft(str(own), first.version) == first
+    engine.swap_draft(first.version)
+    engine.swap_draft(engine.load_draft(better).version)
+    shutil.copyfile(Path(better) / "model.safetensors", own / "model.safetensors")
+    with pytest.raises(InvalidModel, match=f"{own}.* other files.* {first.version}"):
+        engine.load_draft(str(own), first.version)
+    replaced = engine.load_draft(str(own))
+    assert replaced.version == version_of(own) != first.version
+
+
 def test_a_link_that_leads_to_older_files_now_does_not_make_them_serve_by_the_version_of_the_former_ones(
     models: Path, better: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
