@@ -31,6 +31,7 @@ ModelPath = Literal["auto", "generic"]
 Device = Literal["cpu", "cuda"]
 VerificationRule = Literal["token", "block"]
 DTYPES = ("float32", "bfloat16", "float16")
+MOST_DRAFTS_OF_A_RECORD = 1_024  # the sidecar refuses records of a larger K
 
 
 class InvalidConfig(ValueError):
@@ -114,6 +115,11 @@ class EngineConfig:
         _at_least("max_length", self.max_length, 2)
         _at_least("ngram_max_tokens", self.ngram_max_tokens, self.ngram_min_tokens)
         _at_least("max_speculative_tokens", self.max_speculative_tokens, self.num_speculative_tokens)
+        if self.max_speculative_tokens > MOST_DRAFTS_OF_A_RECORD:
+            raise InvalidConfig(
+                f"max_speculative_tokens: {self.max_speculative_tokens} is more than the "
+                f"{MOST_DRAFTS_OF_A_RECORD} draft tokens of a step that a record may tell"
+            )
         if self.threads is not None:
             _at_least("threads", self.threads, 1)
         if self.dtype not in DTYPES:

@@ -184,7 +184,9 @@ class ModelOptions:
 class LimitOptions:
     """Limits of requests, and of what runs at once."""
 
-    max_speculative_tokens: Annotated[int, _option("Largest K that a request may ask for.", LIMITS)] = 16
+    max_speculative_tokens: Annotated[
+        int, _option("Largest K that a request may ask for; at most 1,024.", LIMITS)
+    ] = 16
     max_batch: Annotated[int, _option("Requests that run at once.", LIMITS)] = 8
     max_length: Annotated[int, _option("Tokens per request, prompt and output together.", LIMITS)] = 2048
     max_waiting: Annotated[int, _option("Requests that may wait; more are refused with 429.", LIMITS)] = 1024

@@ -19,6 +19,7 @@ from driftguard_engine.core import EngineBusy, InvalidModel, InvalidRequest
 from driftguard_engine.engine import Engine
 from safetensors.torch import load_file, save_file
 
+from driftguard.records.acceptance_record import MAX_POSITIONS
 from tests.engine.core.eagle3_heads import load_target, save_random_head
 from tests.engine.core.heads import save_random
 from tests.engine.core.tiny import CONTEXT, letter_tokenizer, request, save, serve
@@ -460,6 +461,7 @@ def test_a_group_that_never_fits_is_not_told_to_come_back(engine: Engine) -> Non
         ("max_length", {"max_length": 1}),
         ("num_speculative_tokens", {"num_speculative_tokens": 0}),
         ("max_speculative_tokens", {"max_speculative_tokens": 3}),
+        ("max_speculative_tokens", {"max_speculative_tokens": MAX_POSITIONS + 1}),
         ("ngram_max_tokens", {"ngram_max_tokens": 1}),
         ("lookahead_window", {"lookahead_window": 0}),
         ("lookahead_ngram", {"lookahead_ngram": 2}),
