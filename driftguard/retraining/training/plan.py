@@ -122,6 +122,11 @@ def plan(
         train, replay = _of_each(newer, groups, MAXIMUM_TRAINING), _of_each(older, groups, MAXIMUM_REPLAY)
     else:
         train, room = _filling(newer, rules.corpus_tokens)
+        if not train:
+            return NothingToDo(
+                f"no captured answer{' since the change' if change else ''} fits into a corpus of "
+                f"{rules.corpus_tokens} tokens (retraining.corpus_tokens)"
+            )
         replay, _ = _filling(older, room)
     held_out = _newest_of_each_group(held_out, groups, MAXIMUM_HELD_OUT)
     return Plan(train=train, replay=replay, held_out=held_out, groups=groups)

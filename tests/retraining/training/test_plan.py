@@ -152,6 +152,12 @@ def test_for_a_corpus_as_much_changed_traffic_is_taken_as_it_has_room_for(change
         assert bool(found.replay) == replayed
 
 
+def test_a_corpus_into_which_no_answer_fits_is_not_made_and_the_setting_is_named() -> None:
+    found = plan(captured("german", 300), CHANGE, replace(RULES, corpus_tokens=48), LATER)
+    assert isinstance(found, NothingToDo)
+    assert found.reason.startswith("no captured answer since the change fits into a corpus of 48 tokens")
+
+
 def test_the_split_of_a_request_never_changes() -> None:
     small = planned(captured("german", 200))
     large = planned(captured("german", 900) + captured("code", 500))
