@@ -47,14 +47,17 @@ def levels(
 
 
 def first_falls(session: Session, stream_id: int, since: datetime) -> dict[str, int]:
-    """Segment -> the seq from which on it fell first since then, of those that are over."""
+    """Segment -> the seq from which on it fell first since then, of those that are over: 0 where it accepted
+    less than the stream before, from its first request on."""
     resolved = incidents.resolved_since(session, stream_id, "down", since)
     is_open = [each for each in incidents.of_stream(session, stream_id) if each.direction == "down"]
     first: dict[str, int] = {}
     for incident in (*resolved, *is_open):
+        known = incident.evidence
+        is_replacement = known.predecessor_stream_id is not None or known.goes_on is not None
         for each in incident.segments:
             if each.back_at is not None or incident.state == "resolved":
-                seq = each.since_seq or incident.change_point_seq
+                seq = each.since_seq or (0 if is_replacement else incident.change_point_seq)
                 first[each.segment] = min(seq, first.get(each.segment, seq))
     return first
 

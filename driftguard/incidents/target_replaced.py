@@ -52,9 +52,7 @@ LEAST_REQUESTS: Final = 30  # of a segment, under either target
 # A rollout may serve both for so long. The status says by the same span which of two targets is in service.
 IN_SERVICE_WITHIN: Final = timedelta(minutes=5)
 USUAL_SILENCES: Final = 3  # so many times as long a silence is none of those that are usual
-_NAMESPACE: Final = UUID(
-    "a4f1c9a2-34c5-4a55-9d0e-6a2f6f0f6f9d"
-)  # one incident per stream, however often folded
+_NAMESPACE: Final = UUID("a4f1c9a2-34c5-4a55-9d0e-6a2f6f0f6f9d")  # the same incident, however often folded
 
 Fallen = tuple[str, Rate, Rate]  # segment, under the target before, under this one
 
@@ -230,7 +228,8 @@ def _fall(
     found = fallen_segments(alike.before, alike.after, minimum_drop, inflation)
     if not found:
         return None
-    incident = _incident(session, awaited, first, found, now, name=str(stream.id), positions=alike.positions)
+    name = f"{stream.id}/{awaited.ready_seq}"
+    incident = _incident(session, awaited, first, found, now, name=name, positions=alike.positions)
     incident.segments = tuple(
         replace(each, renamed_from=(alike.renamed[each.segment],)) if each.segment in alike.renamed else each
         for each in incident.segments

@@ -149,3 +149,26 @@ def test_a_fall_that_is_over_is_not_taken_for_what_another_draft_accepts(
     server.send(800, replace(usual, names={"code": "code-2"}))
     server.look()
     assert len(server.falls()) == 1, server.reasons(server.falls()[-1])
+
+
+@pytest.mark.parametrize("seed", [500])
+def test_a_rare_segment_that_fell_with_the_draft_is_told_once_the_others_are_back(
+    database: Database, seed: int
+) -> None:
+    """Its baseline comes when the incident of the others is over."""
+    usual = Setup({"chat": 0.75, "rare": 0.75}, {"chat": 0.98, "rare": 0.02})
+    server = Server(database, seed)
+    for _ in range(3):
+        server.send(3_000, usual)
+    server.pause(20.0)
+    fallen = replace(usual, draft_version=V2, first={"chat": 0.6, "rare": 0.45})
+    server.send(800, fallen)
+    mended = replace(fallen, first={"chat": 0.75, "rare": 0.45})
+    server.send(800, mended)
+    assert (server.fall().state, names_of(server.fall().segments)) == ("resolved", ("chat",))
+    for _ in range(2):
+        server.send(3_000, mended)
+    assert [(each.state, names_of(each.segments)) for each in server.falls()] == [
+        ("resolved", ("chat",)),
+        ("open", ("rare",)),
+    ]
