@@ -1,5 +1,6 @@
 """What segments accepted, so that like is compared with like: at one K, acceptance rule and verification, or
-by the first draft token, which K does not change; and before a fall that is open, not since."""
+by the first draft token, which K does not change; and before a fall that is open, not since; nor in one that
+is over."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from driftguard.records import verified_at_once
 from driftguard.store import incidents, renamed_segments
+from driftguard.store.by_arrival import LeftOut
 from driftguard.store.renamed_segments import Likeness
 from driftguard.store.tables import ABOVE_EVERY_SEQ, Incident
 
@@ -28,9 +30,9 @@ def levels(
     are_newer: bool = False,
 ) -> dict[str, list[Likeness]]:
     """Of each of the segments since then, by settings; of one in a fall that is open, as it was before that,
-    under the name it had then. `go_on`: falls of the stream that are resolved, as they go on elsewhere.
-    `are_newer`: they are compared with what they took the place of, and are not what they accepted in a fall
-    that has been told and is over."""
+    under the name it had then; without what it accepted in a fall until it was back. `go_on`: falls of the
+    stream that are resolved, as they go on elsewhere. `are_newer`: they are compared with what they took the
+    place of, and are not what they accepted since a fall that has been told and is over."""
     until = dict.fromkeys(segments, ABOVE_EVERY_SEQ)
     was: dict[str, tuple[str, ...]] = {}
     for incident in (*incidents.of_stream(session, stream_id), *go_on):
@@ -42,17 +44,16 @@ def levels(
     if are_newer:
         for name, fell in first_falls(session, stream_id, since).items():
             until |= {name: min(fell, until[name])} if name in until else {}
-    known = renamed_segments.likenesses(session, stream_id, until, since)
+    without = until_back(session, stream_id, since)
+    known = renamed_segments.likenesses(session, stream_id, until, since, without)
     return {name: [one for one in known if one.segment in was.get(name, (name,))] for name in segments}
 
 
 def first_falls(session: Session, stream_id: int, since: datetime) -> dict[str, int]:
     """Segment -> the seq from which on it fell first since then, of those that are over: 0 where it accepted
     less than the stream before, from its first request on."""
-    resolved = incidents.resolved_since(session, stream_id, "down", since)
-    is_open = [each for each in incidents.of_stream(session, stream_id) if each.direction == "down"]
     first: dict[str, int] = {}
-    for incident in (*resolved, *is_open):
+    for incident in _falls_since(session, stream_id, since):
         known = incident.evidence
         is_replacement = known.predecessor_stream_id is not None or known.goes_on is not None
         for each in incident.segments:
@@ -60,6 +61,23 @@ def first_falls(session: Session, stream_id: int, since: datetime) -> dict[str, 
                 seq = each.since_seq or (0 if is_replacement else incident.change_point_seq)
                 first[each.segment] = min(seq, first.get(each.segment, seq))
     return first
+
+
+def until_back(session: Session, stream_id: int, since: datetime) -> list[LeftOut]:
+    """What segments accepted in falls since then until they were found back."""
+    return [
+        LeftOut(each.segment, each.since_seq or incident.change_point_seq, each.back_at)
+        for incident in _falls_since(session, stream_id, since)
+        for each in incident.segments
+        if each.back_at is not None and not incident.level_accepted
+    ]
+
+
+def _falls_since(session: Session, stream_id: int, since: datetime) -> list[Incident]:
+    """Resolved ones whose change is no older, and all that are open."""
+    resolved = incidents.resolved_since(session, stream_id, "down", since)
+    is_open = [each for each in incidents.of_stream(session, stream_id) if each.direction == "down"]
+    return [*resolved, *is_open]
 
 
 def at_equal_settings(old: Sequence[Likeness], new: Sequence[Likeness]) -> tuple[Likeness, Likeness] | None:

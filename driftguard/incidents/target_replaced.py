@@ -303,7 +303,11 @@ def _fall_across_settings(
     told = [acceptance_levels.told_k(session, awaited.stream_id, span) for span in spans]
     if told[0] == told[1]:
         return None
-    sides = [acceptance_levels.of_span(session, awaited.stream_id, span, by_first=True) for span in spans]
+    without = like_with_like.until_back(session, awaited.stream_id, oldest)
+    sides = [
+        acceptance_levels.of_span(session, awaited.stream_id, span, by_first=True, without=without)
+        for span in spans
+    ]
     found = fallen_segments(sides[0], sides[1], minimum_drop, _window_inflation(session, awaited.stream_id))
     if not found:
         return None
@@ -406,7 +410,12 @@ def _alike_windows(session: Session, past: Stream, stream: Stream, oldest: datet
     sides = (past.id, Span(0, until, min(since, oldest))), (stream.id, Span(0, fell, oldest))
     ks = [acceptance_levels.told_k(session, *side) for side in sides]
     by_first = ks[0] != ks[1] or len(ks[0]) != 1
-    before, after = (acceptance_levels.of_span(session, *side, by_first=by_first) for side in sides)
+    before, after = (
+        acceptance_levels.of_span(
+            session, *side, by_first=by_first, without=like_with_like.until_back(session, side[0], oldest)
+        )
+        for side in sides
+    )
     return _Alike(before, after, "first" if by_first else "all", {})
 
 

@@ -10,7 +10,16 @@ from sqlalchemy import Row, select, text
 from sqlalchemy.orm import Session
 
 from driftguard.records import Kind
-from driftguard.store.by_arrival import MOST_READ, NEWEST_FIRST, OF_STREAM, OLDEST_FIRST, newest_records
+from driftguard.store.by_arrival import (
+    MOST_READ,
+    NEWEST_FIRST,
+    NOT_LEFT_OUT,
+    OF_STREAM,
+    OLDEST_FIRST,
+    LeftOut,
+    left_out,
+    newest_records,
+)
 from driftguard.store.tables import Stream
 
 _NEWEST_REQUESTS = 1_000  # per segment: what the draft does now, not what it did months ago
@@ -151,6 +160,7 @@ _OF_SPAN = text(
         FROM {newest_records(_IN_SPAN)}
         WHERE CASE WHEN :by_first THEN {_TELLS_FIRST} ELSE drafted > 0 END
           AND (CAST(:ks AS int[]) IS NULL OR num_speculative_tokens = ANY(CAST(:ks AS int[])))
+          AND {NOT_LEFT_OUT}
     ) AS newest
     WHERE age <= :newest
     GROUP BY segment ORDER BY segment
@@ -184,6 +194,7 @@ def of_span(
     by_first: bool,
     ks: Collection[int] | None = None,
     newest: int = _NEWEST_REQUESTS,
+    without: Collection[LeftOut] = (),
 ) -> list[AcceptanceLevel]:
     """Over the `newest` requests of each segment in the span: of all draft tokens, or of the first one, which
     does not depend on how many follow, where the source gives counts per position. `ks`: only those that tell
@@ -192,6 +203,7 @@ def of_span(
     given["most_read"] = MOST_READ
     given["kind"] = kind_of(session, stream_id)
     given["ks"] = None if ks is None else sorted(ks)
+    given |= left_out(without)
     return [AcceptanceLevel._make(row) for row in session.execute(_OF_SPAN, given)]
 
 

@@ -7,7 +7,9 @@ order of both columns; and a list is no constant, for which `stream_id` would be
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Collection
+from datetime import datetime
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import ARRAY, BigInteger, ColumnElement, any_, literal
 
@@ -28,6 +30,31 @@ def newest_records(condition: str) -> str:
         SELECT * FROM records WHERE {OF_STREAM} AND kind = :kind AND {condition}
         ORDER BY {NEWEST_FIRST} LIMIT :most_read
     ) AS read"""  # noqa: S608 (constants only)
+
+
+class LeftOut(NamedTuple):
+    """Of a segment what arrived from the seq `first` on and ended at `until` or before; None: all of it."""
+
+    segment: str
+    first: int
+    until: datetime | None
+
+
+# A condition of the table "read", whose parameters `left_out` gives.
+NOT_LEFT_OUT: Final = """NOT EXISTS (
+        SELECT FROM unnest(CAST(:out_segments AS text[]), CAST(:out_firsts AS bigint[]),
+                           CAST(:out_untils AS timestamptz[])) AS left_out(segment, first, until)
+        WHERE left_out.segment = read.segment AND left_out.first <= read.seq
+          AND (left_out.until IS NULL OR read.ended_at <= left_out.until)
+    )"""
+
+
+def left_out(without: Collection[LeftOut]) -> dict[str, list[Any]]:
+    return {
+        "out_segments": [one.segment for one in without],
+        "out_firsts": [one.first for one in without],
+        "out_untils": [one.until for one in without],
+    }
 
 
 def of_stream(stream_id: int) -> ColumnElement[bool]:

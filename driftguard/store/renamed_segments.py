@@ -3,14 +3,22 @@ what."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import NamedTuple
 
 from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
-from driftguard.store.by_arrival import MOST_READ, newest_first, newest_records, of_stream
+from driftguard.store.by_arrival import (
+    MOST_READ,
+    NOT_LEFT_OUT,
+    LeftOut,
+    left_out,
+    newest_first,
+    newest_records,
+    of_stream,
+)
 from driftguard.store.tables import DailyRollup, Record, Rollup, Segment
 
 _NEWEST_REQUESTS = 1_000  # per segment
@@ -108,7 +116,7 @@ _LIKENESS = text(
             FROM unnest(CAST(:segments AS text[]), CAST(:untils AS bigint[])) AS one(name, until)
             GROUP BY until
         ) AS asked CROSS JOIN LATERAL {newest_records("seq < asked.until AND ended_at >= :since")}
-        WHERE drafted > 0 AND segment = ANY(names)
+        WHERE drafted > 0 AND segment = ANY(names) AND {NOT_LEFT_OUT}
     ) AS newest
     WHERE age <= :newest
     GROUP BY segment, num_speculative_tokens, acceptance_rule, verification
@@ -117,9 +125,15 @@ _LIKENESS = text(
 )
 
 
-def likenesses(session: Session, stream_id: int, until: Mapping[str, int], since: datetime) -> list[Likeness]:
+def likenesses(
+    session: Session,
+    stream_id: int,
+    until: Mapping[str, int],
+    since: datetime,
+    without: Collection[LeftOut] = (),
+) -> list[Likeness]:
     """`until`: of these segments, each of its requests before this seq, among the newest MOST_READ of all
-    segments then."""
+    segments then, `without` some of them."""
     given = {
         "stream_id": stream_id,
         "segments": list(until),
@@ -128,5 +142,6 @@ def likenesses(session: Session, stream_id: int, until: Mapping[str, int], since
         "kind": "request",
         "newest": _NEWEST_REQUESTS,
         "most_read": MOST_READ,
+        **left_out(without),
     }
     return [Likeness._make(row) for row in session.execute(_LIKENESS, given)]

@@ -172,3 +172,21 @@ def test_a_rare_segment_that_fell_with_the_draft_is_told_once_the_others_are_bac
         ("resolved", ("chat",)),
         ("open", ("rare",)),
     ]
+
+
+@pytest.mark.parametrize("seed", [501])
+def test_a_fall_that_was_mended_shortly_before_does_not_hide_that_of_the_next_draft(
+    database: Database, seed: int
+) -> None:
+    server = Server(database, seed)
+    server.send(2_500, USUAL)
+    server.send(2 * HISTORY, replace(USUAL, first={**USUAL.first, "chat": 0.5}))
+    server.send(500, USUAL)
+    assert server.fall().state == "resolved"
+    server.pause(20.0)
+    for _ in range(2):
+        server.send(1_500, replace(USUAL, draft_version=V2, first={**USUAL.first, "chat": 0.58}))
+    assert [(each.state, names_of(each.segments)) for each in server.falls()] == [
+        ("resolved", ("chat",)),
+        ("open", ("chat",)),
+    ]
