@@ -49,15 +49,18 @@ def levels(
     return {name: [one for one in known if one.segment in was.get(name, (name,))] for name in segments}
 
 
-def first_falls(session: Session, stream_id: int, since: datetime) -> dict[str, int]:
-    """Segment -> the seq from which on it fell first since then, of those that are over: 0 where it accepted
-    less than the stream before, from its first request on."""
+def first_falls(
+    session: Session, stream_id: int, since: datetime, *, over_after: datetime | None = None
+) -> dict[str, int]:
+    """Segment -> the seq from which on it fell first since then, of those that are over, `over_after` that
+    time: 0 where it accepted less than the stream before, from its first request on."""
     first: dict[str, int] = {}
     for incident in _falls_since(session, stream_id, since):
         known = incident.evidence
         is_replacement = known.predecessor_stream_id is not None or known.goes_on is not None
         for each in incident.segments:
-            if each.back_at is not None or incident.state == "resolved":
+            over_at = each.back_at or incident.resolved_at
+            if over_at is not None and (over_after is None or over_at > over_after):
                 seq = each.since_seq or (0 if is_replacement else incident.change_point_seq)
                 first[each.segment] = min(seq, first.get(each.segment, seq))
     return first

@@ -40,6 +40,7 @@ from driftguard.store import (
     silences,
 )
 from driftguard.store.acceptance_levels import AcceptanceLevel, Span
+from driftguard.store.by_arrival import LeftOut
 from driftguard.store.database import CHORE, Database
 from driftguard.store.examination_evidence import FirstRecord
 from driftguard.store.renamed_segments import Likeness
@@ -303,10 +304,12 @@ def _fall_across_settings(
     told = [acceptance_levels.told_k(session, awaited.stream_id, span) for span in spans]
     if told[0] == told[1]:
         return None
-    without = like_with_like.until_back(session, awaited.stream_id, oldest)
+    later = like_with_like.first_falls(session, awaited.stream_id, oldest, over_after=first.at)
+    fallen = like_with_like.until_back(session, awaited.stream_id, oldest)
+    withouts = fallen, [*fallen, *(LeftOut(name, fell, None) for name, fell in later.items())]
     sides = [
         acceptance_levels.of_span(session, awaited.stream_id, span, by_first=True, without=without)
-        for span in spans
+        for span, without in zip(spans, withouts, strict=True)
     ]
     found = fallen_segments(sides[0], sides[1], minimum_drop, _window_inflation(session, awaited.stream_id))
     if not found:

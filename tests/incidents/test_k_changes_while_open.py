@@ -192,3 +192,20 @@ def test_a_fall_whose_name_changed_later_is_held_against_what_was_before_it_at_a
     assert renamed.across_settings.positions == "first"
     assert renamed.across_settings.before == pytest.approx(0.75, abs=0.03)
     assert renamed.across_settings.after == pytest.approx(0.6, abs=0.03)
+
+
+@pytest.mark.parametrize("seed", [502])
+def test_a_fall_that_is_over_is_not_taken_for_what_another_k_accepts(database: Database, seed: int) -> None:
+    """What was served at either K is compared again when a rare segment has a baseline at the new one."""
+    usual = Setup({"chat": 0.75, "rare": 0.75}, {"chat": 0.97, "rare": 0.03})
+    server = Server(database, seed)
+    for _ in range(3):
+        server.send(3_000, usual)
+    usual = replace(usual, k=5)
+    server.send(1_200, usual)
+    for _ in range(3):
+        server.send(700, replace(usual, first={"chat": 0.55, "rare": 0.75}))
+    server.send(150, usual)
+    for _ in range(6):
+        server.send(60, usual)
+    assert server.fall().state == "resolved", server.reasons(server.fall())
