@@ -294,6 +294,9 @@ class SegmentSummary:
     baseline_reason: WhyBegun | str | None = None
     expected_delays: tuple[ExpectedDelay, ...] = ()  # of the stratum of most of the present traffic
     variance_inflation: float = 1.0  # the largest of the strata of its recent requests
+    # The same; while one of these is too young to show it, the largest that the segment has shown with any
+    # settings.
+    known_inflation: float | None = None
     follows: tuple[Follows, ...] = ()  # what its acceptance is expected to depend on
     length_of_acceptance: bool = False  # answer length is not used: it follows from acceptance (baseline.py)
     # Its stream is young, and has evidence for an alarm that waits: for about so many more requests of the

@@ -51,7 +51,7 @@ from driftguard.detection.statistics.baseline import (
 from driftguard.detection.statistics.bets import BETS, DOWN, SMALLEST_VARIANCE, Floats, factors
 from driftguard.detection.statistics.factors import FACTORS
 from driftguard.detection.steps.confirmation import wider_margin
-from driftguard.detection.steps.dependence import is_young, of_stream_young_for, young_for
+from driftguard.detection.steps.dependence import is_young, known_inflation, of_stream_young_for, young_for
 from driftguard.detection.steps.evidence import SHARES, watched_segments
 from driftguard.detection.steps.expectation import (
     acceptance_over,
@@ -158,6 +158,7 @@ def _segment(
         else None,
         expected_delays=expected_delays(config, state, base, rows, strata) if known else (),
         variance_inflation=float(state.inflation[strata].max()) if known else 1.0,
+        known_inflation=known_inflation(state, strata) if known else None,
         follows=_follows(state, strata) if known else (),
         length_of_acceptance=known and bool(length_of_acceptance(state.reference[strata]).any()),
         alarm_waits=_alarm_waits(state, np.unique(strata)) if verdict == "off_baseline" else None,

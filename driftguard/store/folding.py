@@ -249,11 +249,11 @@ def variance_inflation(session: Session, stream_id: int) -> float:
 
 
 def variance_inflations(session: Session, stream_id: int, segments: Collection[str]) -> dict[str, float]:
-    """The same of each of these segments, with the settings of its newest requests; the stream's, where it
-    has no baseline with these."""
+    """The same of each of these segments, with the settings of its newest requests, or with any while the
+    baseline with these is young; the stream's, where it has none with these."""
     summary = summaries(session, [stream_id]).get(stream_id, {})
     own = {
-        each["segment"]: _variance_inflation(each)
+        each["segment"]: float(each.get("known_inflation") or _variance_inflation(each))
         for each in summary.get("segments", ())
         if each["baseline"] is not None
     }

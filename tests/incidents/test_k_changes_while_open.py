@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from driftguard.records.documents.incident import names_of, not_back
@@ -209,3 +211,20 @@ def test_a_fall_that_is_over_is_not_taken_for_what_another_k_accepts(database: D
     for _ in range(6):
         server.send(60, usual)
     assert server.fall().state == "resolved", server.reasons(server.fall())
+
+
+@pytest.mark.parametrize("seed", [1])
+def test_users_who_wandered_at_the_k_before_are_not_taken_for_independent(
+    database: Database, seed: int
+) -> None:
+    """Such a wave is none of acceptance that is back: its mean is below the midpoint."""
+    server, rng, mood = Server(database, seed), np.random.default_rng(seed), 0.0
+    usual = Setup({"chat": 0.75}, {"chat": 1.0})
+    kept = math.exp(-150 / 500)
+    for _ in range(25):
+        mood = kept * mood + 0.035 * math.sqrt(1 - kept**2) * rng.normal()
+        server.send(150, replace(usual, first={"chat": 0.75 + mood}))
+    server.send(300, replace(usual, k=5, first={"chat": 0.55}))
+    for _ in range(4):
+        server.send(100, replace(usual, k=5, first={"chat": 0.71}))
+    assert server.fall().state == "open", server.fall().resolution

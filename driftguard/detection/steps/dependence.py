@@ -135,6 +135,14 @@ def of_stream_young_for(state: StreamState, code: int) -> int:
     return YOUNG - _age(state, int(alike[state.ready_ordinal[alike].argmin()]))  # the oldest
 
 
+def known_inflation(state: StreamState, strata: NDArray[np.integer]) -> float:
+    """Of these strata of a segment; while one of them is young, the largest of all strata of the segment: its
+    requests come of the same users with other settings."""
+    if any(_age(state, code) < YOUNG_DEPENDENT for code in np.unique(strata).tolist()):
+        strata = np.flatnonzero(state.segment_of_stratum == state.segment_of_stratum[strata[0]])
+    return float(state.inflation[strata].max())
+
+
 def _age(state: StreamState, code: int) -> int:
     """How many requests the stream has had since the stratum has a baseline, up to as many as is ever asked.
     Ordinals do not tell: they count those of all streams."""
