@@ -200,7 +200,7 @@ def test_a_draft_reads_text_of_tokens_that_it_has_no_embedding_for(
     module.save_pretrained(tmp_path / "short")
     TURNED.save_pretrained(tmp_path / "short")
     prompt = tuple(range(1, 31))
-    plain = tokens(new(made, "turned", "none"), request("a", prompt, 40))
+    plain = tokens(Engine(EngineConfig(str(made / "target"), drafter="none")), request("a", prompt, 40))
     done = serve(
         Engine(EngineConfig(str(made / "target"), str(tmp_path / "short"), drafter)), request("a", prompt, 40)
     )["a"]
