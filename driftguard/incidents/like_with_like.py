@@ -41,21 +41,28 @@ def levels(
                 was[each.segment] = each.renamed_from or (each.segment,)
                 until |= dict.fromkeys(was[each.segment], incident.change_point_seq)
                 since = min(since, incident.change_point_at - LOOK_BACK)
+    falls, without = falls_since(session, stream_id, since), []
     if are_newer:
-        for name, fell in first_falls(session, stream_id, since).items():
-            until |= {name: min(fell, until[name])} if name in until else {}
-    without = until_back(session, stream_id, since)
+        fell = first_falls(falls)
+        until |= {name: min(fell[name], until[name]) for name in fell.keys() & until.keys()}
+    else:
+        without = until_back(falls)
     known = renamed_segments.likenesses(session, stream_id, until, since, without)
     return {name: [one for one in known if one.segment in was.get(name, (name,))] for name in segments}
 
 
-def first_falls(
-    session: Session, stream_id: int, since: datetime, *, over_after: datetime | None = None
-) -> dict[str, int]:
-    """Segment -> the seq from which on it fell first since then, of those that are over, `over_after` that
-    time: 0 where it accepted less than the stream before, from its first request on."""
+def falls_since(session: Session, stream_id: int, since: datetime) -> list[Incident]:
+    """Resolved ones whose change is no older, and all that are open."""
+    resolved = incidents.resolved_since(session, stream_id, "down", since)
+    is_open = [each for each in incidents.of_stream(session, stream_id) if each.direction == "down"]
+    return [*resolved, *is_open]
+
+
+def first_falls(falls: Sequence[Incident], *, over_after: datetime | None = None) -> dict[str, int]:
+    """Segment -> the seq from which on it fell first, in those of these falls that are over, `over_after`
+    that time: 0 where it accepted less than the stream before, from its first request on."""
     first: dict[str, int] = {}
-    for incident in _falls_since(session, stream_id, since):
+    for incident in falls:
         known = incident.evidence
         is_replacement = known.predecessor_stream_id is not None or known.goes_on is not None
         for each in incident.segments:
@@ -66,21 +73,14 @@ def first_falls(
     return first
 
 
-def until_back(session: Session, stream_id: int, since: datetime) -> list[LeftOut]:
-    """What segments accepted in falls since then until they were found back."""
+def until_back(falls: Sequence[Incident]) -> list[LeftOut]:
+    """What segments accepted in these falls until they were found back."""
     return [
         LeftOut(each.segment, each.since_seq or incident.change_point_seq, each.back_at)
-        for incident in _falls_since(session, stream_id, since)
+        for incident in falls
         for each in incident.segments
         if each.back_at is not None and not incident.level_accepted
     ]
-
-
-def _falls_since(session: Session, stream_id: int, since: datetime) -> list[Incident]:
-    """Resolved ones whose change is no older, and all that are open."""
-    resolved = incidents.resolved_since(session, stream_id, "down", since)
-    is_open = [each for each in incidents.of_stream(session, stream_id) if each.direction == "down"]
-    return [*resolved, *is_open]
 
 
 def at_equal_settings(old: Sequence[Likeness], new: Sequence[Likeness]) -> tuple[Likeness, Likeness] | None:

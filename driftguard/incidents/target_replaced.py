@@ -304,8 +304,9 @@ def _fall_across_settings(
     told = [acceptance_levels.told_k(session, awaited.stream_id, span) for span in spans]
     if told[0] == told[1]:
         return None
-    later = like_with_like.first_falls(session, awaited.stream_id, oldest, over_after=first.at)
-    fallen = like_with_like.until_back(session, awaited.stream_id, oldest)
+    falls = like_with_like.falls_since(session, awaited.stream_id, oldest)
+    later = like_with_like.first_falls(falls, over_after=first.at)
+    fallen = like_with_like.until_back(falls)
     withouts = fallen, [*fallen, *(LeftOut(name, fell, None) for name, fell in later.items())]
     sides = [
         acceptance_levels.of_span(session, awaited.stream_id, span, by_first=True, without=without)
@@ -409,16 +410,14 @@ def _alike_windows(session: Session, past: Stream, stream: Stream, oldest: datet
     ]
     until = min((each.change_point_seq for each in falls), default=ABOVE_EVERY_SEQ)
     since = min((each.change_point_at - LOOK_BACK for each in falls), default=oldest)
-    fell = min(like_with_like.first_falls(session, stream.id, oldest).values(), default=ABOVE_EVERY_SEQ)
+    own_falls = like_with_like.falls_since(session, stream.id, oldest)
+    fell = min(like_with_like.first_falls(own_falls).values(), default=ABOVE_EVERY_SEQ)
     sides = (past.id, Span(0, until, min(since, oldest))), (stream.id, Span(0, fell, oldest))
     ks = [acceptance_levels.told_k(session, *side) for side in sides]
     by_first = ks[0] != ks[1] or len(ks[0]) != 1
-    before, after = (
-        acceptance_levels.of_span(
-            session, *side, by_first=by_first, without=like_with_like.until_back(session, side[0], oldest)
-        )
-        for side in sides
-    )
+    without = like_with_like.until_back(like_with_like.falls_since(session, past.id, oldest))
+    before = acceptance_levels.of_span(session, *sides[0], by_first=by_first, without=without)
+    after = acceptance_levels.of_span(session, *sides[1], by_first=by_first)
     return _Alike(before, after, "first" if by_first else "all", {})
 
 

@@ -245,23 +245,16 @@ def summaries(session: Session, stream_ids: Sequence[int]) -> dict[int, dict[str
 def variance_inflation(session: Session, stream_id: int) -> float:
     """How many times as much as independent ones the stream's observations vary in the long run: the largest
     of any segment and settings there ever were."""
-    return _variance_inflation(summaries(session, [stream_id]).get(stream_id, {}))
+    return float(summaries(session, [stream_id]).get(stream_id, {}).get("variance_inflation", 1.0))
 
 
 def variance_inflations(session: Session, stream_id: int, segments: Collection[str]) -> dict[str, float]:
     """The same of each of these segments, with the settings of its newest requests, or with any while the
     baseline with these is young; the stream's, where it has none with these."""
     summary = summaries(session, [stream_id]).get(stream_id, {})
-    own = {
-        each["segment"]: float(each.get("known_inflation") or _variance_inflation(each))
-        for each in summary.get("segments", ())
-        if each["baseline"] is not None
-    }
-    return {segment: own.get(segment, _variance_inflation(summary)) for segment in segments}
-
-
-def _variance_inflation(summary: Mapping[str, Any]) -> float:
-    return float(summary.get("variance_inflation", 1.0))
+    own = {each["segment"]: each.get("known_inflation") for each in summary.get("segments", ())}
+    of_stream = summary.get("variance_inflation", 1.0)
+    return {segment: float(own.get(segment) or of_stream) for segment in segments}
 
 
 def verdicts(session: Session) -> dict[int, str]:
