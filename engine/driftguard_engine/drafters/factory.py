@@ -234,9 +234,9 @@ class DraftLoader:
 
         A hybrid with the model of the one in service shares it, and what its cache holds.
         """
-        own_version = found.own_version  # before they are loaded: others may lie there afterwards
+        versions = found.versions  # before they are loaded: others may lie there afterwards
         opened = self._opened(found, serving)
-        opened.own_version = own_version
+        opened.versions = versions
         return opened
 
     def _opened(self, found: FoundDraft, serving: LoadedDraft | None) -> LoadedDraft:
@@ -257,8 +257,7 @@ class DraftLoader:
         else:
             model, prefixes = self._model(info.directory), PrefixCache()
         suffix = SuffixDrafter(corpus, self.past, Matches(least=self.config.suffix_min_match))
-        drafter = HybridDrafter(suffix, model)
-        return LoadedDraft(info, drafter, prefixes=prefixes, model_version=found.versions[0])
+        return LoadedDraft(info, HybridDrafter(suffix, model), prefixes=prefixes)
 
     @staticmethod
     def shares(found: FoundDraft, serving: LoadedDraft) -> bool:
@@ -267,7 +266,7 @@ class DraftLoader:
         return (
             found.info.method == "hybrid"
             and found.info.directory == serving.info.directory
-            and found.versions[0] == serving.model_version
+            and found.versions[:1] == serving.versions[:1]
         )
 
     def _corpus(self, name: str, field: str) -> Corpus:

@@ -19,18 +19,21 @@ NO_DRAFT = DraftInfo("none", "none", "none")
 @dataclass(slots=True, eq=False)
 class LoadedDraft:
     """A draft with its drafter (None: no speculation), the number of requests that use it, and the prefixes
-    that its cache holds. model_version: of a hybrid, that of its model's files when they were read.
-    own_version: of all its files then; None: it has none."""
+    that its cache holds. versions: of its files when they were read, and of a hybrid's corpus."""
 
     info: DraftInfo
     drafter: Drafter | None
     users: int = field(default=0)
     prefixes: PrefixCache = field(default_factory=PrefixCache)
-    model_version: str | None = None
-    own_version: str | None = None
+    versions: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.prefixes.by_state = self.drafter is not None and self.drafter.recurrent
+
+    @property
+    def own_version(self) -> str | None:
+        """Of all its files, whatever version it was given; None: it has none."""
+        return "+".join(self.versions) or None
 
 
 class Drafts:
