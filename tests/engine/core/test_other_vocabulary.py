@@ -190,20 +190,23 @@ def test_beyond_the_drafts_own_context_nothing_is_drafted(made: Path, tmp_path: 
     assert done["b"].counts.drafted == 0
 
 
+def with_fewer_embeddings(model: Path, tokenizer: Any, directory: Path) -> str:
+    module = AutoModelForCausalLM.from_pretrained(model)
+    module.resize_token_embeddings(30)
+    module.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return str(directory)
+
+
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_a_draft_reads_text_of_tokens_that_it_has_no_embedding_for(
     made: Path, tmp_path: Path, drafter: str
 ) -> None:
     """Its tokenizer has more tokens than it, as one that tokens were added to."""
-    module = AutoModelForCausalLM.from_pretrained(made / "turned")
-    module.resize_token_embeddings(30)
-    module.save_pretrained(tmp_path / "short")
-    TURNED.save_pretrained(tmp_path / "short")
+    short = with_fewer_embeddings(made / "turned", TURNED, tmp_path / "short")
     prompt = tuple(range(1, 31))
     plain = tokens(Engine(EngineConfig(str(made / "target"), drafter="none")), request("a", prompt, 40))
-    done = serve(
-        Engine(EngineConfig(str(made / "target"), str(tmp_path / "short"), drafter)), request("a", prompt, 40)
-    )["a"]
+    done = serve(Engine(EngineConfig(str(made / "target"), short, drafter)), request("a", prompt, 40))["a"]
     assert (done.finish_reason, done.output_token_ids) == ("length", plain["a"])
     assert done.counts.drafted > 0
 
@@ -212,15 +215,10 @@ def test_text_is_guessed_up_to_a_token_that_the_target_has_no_embedding_for(
     made: Path, tmp_path: Path
 ) -> None:
     """The target's tokenizer has more tokens than the target."""
-    module = AutoModelForCausalLM.from_pretrained(made / "target")
-    module.resize_token_embeddings(30)
-    module.save_pretrained(tmp_path / "short")
-    ASCII.save_pretrained(tmp_path / "short")
+    short = with_fewer_embeddings(made / "target", ASCII, tmp_path / "short")
     prompt = tuple(range(1, 30))
-    plain = tokens(Engine(EngineConfig(str(tmp_path / "short"), None, "none")), request("a", prompt, 40))
-    done = serve(
-        Engine(EngineConfig(str(tmp_path / "short"), str(made / "turned"), "slem")), request("a", prompt, 40)
-    )["a"]
+    plain = tokens(Engine(EngineConfig(short, None, "none")), request("a", prompt, 40))
+    done = serve(Engine(EngineConfig(short, str(made / "turned"), "slem")), request("a", prompt, 40))["a"]
     assert (done.finish_reason, done.output_token_ids) == ("length", plain["a"])
     assert done.counts.drafted > 0
 
