@@ -55,7 +55,7 @@ _ALERT_LABELS: Final = frozenset(
 
 # Where paths of the sidecar begin: with a prefix that is one of them, or above one, a path would have two
 # meanings.
-_OWN_PATHS: Final = tuple(
+OWN_PATHS: Final = tuple(
     f"/{name}/"
     for name in (
         *("alerts", "api/v1", "configuration", "dashboards", "docs", "healthz", "incidents", "metrics"),
@@ -481,7 +481,7 @@ class AlertingSettings(_Group):
                 "single slashes, neither . nor .. alone, and no query behind it"
             )
         prefix = found[1]
-        if prefix and any(own.startswith(f"{prefix}/") for own in _OWN_PATHS):
+        if prefix and any(own.startswith(f"{prefix}/") for own in OWN_PATHS):
             raise ValueError(f"the path {prefix} is one of the sidecar's own; choose another")
         return url
 

@@ -20,7 +20,7 @@ from driftguard.alerting.rules.generate import kubernetes_manifest
 from driftguard.alerting.rules.parameters import RuleParameters
 from driftguard.settings import AlertingSettings, Settings, SourceSettings
 from driftguard.settings.loading import load_settings
-from driftguard.settings.model import _OWN_PATHS
+from driftguard.settings.model import OWN_PATHS
 from tests.deploy.committed import DEPLOY, KUBERNETES, ROOT, VERSION, documents, set_environment, tool
 from tests.deploy.test_kubernetes import KUBERNETES_VERSION, environment
 
@@ -359,7 +359,7 @@ def test_a_source_at_which_the_sidecar_would_not_start_is_refused_by_name(
 @pytest.mark.parametrize(
     "address",
     [
-        *(f"https://ops.example.com{path.rstrip('/')}" for path in ("/api", *_OWN_PATHS)),
+        *(f"https://ops.example.com{path.rstrip('/')}" for path in ("/api", *OWN_PATHS)),
         "https://ops.example.com/dashboards/",
         "https://ops.example.com/a//b",
         "https://ops.example.com/a/../b",
