@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from driftguard.detection.state.history import COMPACT_ROWS, FLOATS, WHOLE, History, Piece, row_of
 from driftguard.detection.state.stream_state import ALONE, GROWN, UNTOLD, OpenIncident, StreamState
-from driftguard.detection.statistics.factors import NOT_BEGUN, Profile
+from driftguard.detection.statistics.factors import NOT_BEGUN, Profile, seen_at_least
 from driftguard.detection.statistics.sessions import OpenSessions, with_newest
 from driftguard.detection.statistics.turns import KEPT, OF_TURNS, with_wandering
 from driftguard.errors import DriftGuardError
@@ -86,6 +86,7 @@ class _Profile(msgspec.Struct, array_like=True):
     effect: _Array
     variance: _Array
     moved: _Array | None = None  # not in states of before
+    seen: _Array | None = None  # nor this
 
 
 class _Sessions(msgspec.Struct, array_like=True):
@@ -268,6 +269,8 @@ def _unpack(value: Any) -> Any:
         columns = {item.name: _unpack(getattr(value, item.name)) for item in fields(Profile)}
         if value.moved is None:
             columns["moved"] = np.zeros_like(columns["used"])
+        if value.seen is None:
+            columns["seen"] = seen_at_least(columns["totals"])
         return Profile(**columns)
     if isinstance(value, tuple):
         return tuple(_unpack(item) for item in value)

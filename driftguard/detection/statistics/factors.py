@@ -26,8 +26,9 @@ cell, not at its edge: what lies between a cell and its neighbours, beyond their
 
 Used from LEAST_CYCLES of them on, once the F test of the two-way layout cells x cycles says at PROFILE_LEVEL
 that cells differ by more than cycles disagree about them, and they lie further apart than what is to be
-ignored; from then on the end of every cycle brings it up to date. An operator who says that a change is usual
-has it used at once (`taken_as_usual`).
+ignored. Cells that one cycle alone has seen say nothing yet: a fault of that day would be their rhythm. From
+then on the end of every cycle brings it up to date. An operator who says that a change is usual has it used
+at once (`taken_as_usual`).
 Cells are shrunken to their mean by empirical Bayes, g_h = g + t / (t + s / N_h) (c_h - g), with s the mean
 square of the disagreement, N_h the weight of the cell and t the variance between cells by moments. The
 variance that is left, t s / (t N_h + s), goes into the margin of every request (`expectation.py`); a cell
@@ -66,6 +67,7 @@ LEAST_SHARED = 50.0  # requests of a cycle in cells that are known, to tell its 
 LEAST_STRAYS = 100
 PROFILE_LEVEL = 1e-3
 SMALLEST_DISAGREEMENT = 1e-9
+SAME = 1e-9  # relative difference of two sums that are one but for rounding
 
 
 PROMPT_LENGTHS = np.array([512, 2_048, 8_192])  # tokens; those of an unknown length are with the shortest
@@ -152,6 +154,7 @@ class Profile:
     current: Floats  # [C, H, 2] requests, sum of r
     totals: Floats  # [C, H, 3] over earlier cycles, weighted by age: requests N, N c, N c^2
     cycles: Floats  # [C, 2] that counted; sum of (their cells - 1), weighted by age
+    seen: Ints  # [C, H] of the cycles that counted, those with requests of the cell
     reference: Floats  # [C, H] requests of the reference period
     used: NDArray[np.bool_]  # [C]
     effect: Floats  # [C, H] what is added to the line; 0 unless used
@@ -167,6 +170,7 @@ class Profile:
             current=np.zeros((strata, cells, 2)),
             totals=np.zeros((strata, cells, 3)),
             cycles=np.zeros((strata, 2)),
+            seen=np.zeros((strata, cells), dtype=np.int64),
             reference=nothing,
             used=np.zeros(strata, dtype=np.bool_),
             effect=nothing,
@@ -185,15 +189,18 @@ class Profile:
 
     def with_current(self, current: Floats, *, strays: int) -> Profile:
         """With these sums of the cycle under way."""
-        rest = self.totals, self.cycles, self.reference, self.used, self.effect, self.variance, self.moved
-        return Profile(self.number, strays, current, *rest)
+        known = self.totals, self.cycles, self.seen, self.reference
+        return Profile(
+            self.number, strays, current, *known, self.used, self.effect, self.variance, self.moved
+        )
 
     def learned_anew(self, strata: NDArray[np.bool_]) -> Profile:
         """In which these strata [C] have moved: nothing is known but what is used until more is."""
         begun = strata & self.used & ~self.moved
         totals = np.where(begun[:, None, None], 0.0, self.totals)
         cycles = np.where(begun[:, None], 0.0, self.cycles)
-        return replace(self, totals=totals, cycles=cycles, moved=self.moved | begun)
+        seen = np.where(begun[:, None], 0, self.seen)
+        return replace(self, totals=totals, cycles=cycles, seen=seen, moved=self.moved | begun)
 
     def followed_by(self, strata: int) -> Profile:
         """With a row for each of so many new strata."""
@@ -293,7 +300,7 @@ def cycle_over(
     if not counted.any():
         return profile, np.zeros(len(counted), dtype=np.bool_)
     profile = _with_cycle(profile, factor, over, counted)
-    shrunken, left, differ = _cells(profile, factor, SMALLEST_DISAGREEMENT)
+    shrunken, left, differ = _cells(profile, factor, SMALLEST_DISAGREEMENT, profile.seen >= LEAST_CYCLES)
     effect, variance = _against_reference(profile.reference, shrunken, left)
     matters = differ & (amplitude(effect) > ignore)
     enough = profile.cycles[:, 0] >= LEAST_CYCLES
@@ -311,7 +318,8 @@ def taken_as_usual(profile: Profile, factor: Factor, strata: NDArray[np.bool_], 
     """With what the cycles that are over say of these strata [C] in use, although they may be too few to be
     sure; unchanged where none is. `noise`: variance of one request [C], at least that of what one cycle says
     of a cell that has one."""
-    shrunken, left, _ = _cells(profile, factor, np.maximum(noise, SMALLEST_DISAGREEMENT)[:, None])
+    least = np.maximum(noise, SMALLEST_DISAGREEMENT)[:, None]
+    shrunken, left, _ = _cells(profile, factor, least, profile.seen >= 1)
     effect, variance = _against_reference(profile.reference, shrunken, left)
     anew = strata & (profile.cycles[:, 0] >= 1.0) & (~profile.used | profile.moved)
     return _using(
@@ -355,8 +363,17 @@ def _with_cycle(profile: Profile, factor: Factor, over: Floats, counted: NDArray
         profile,
         totals=np.where(counted[:, None, None], kept[:, :, None] * profile.totals + added, profile.totals),
         cycles=np.where(counted[:, None], cycles, profile.cycles),
+        seen=np.where(counted[:, None], np.where(anew, 0, profile.seen) + present, profile.seen),
         used=profile.used & ~(counted & anew[:, 0] & ~profile.moved),
     )
+
+
+def seen_at_least(totals: Floats) -> Ints:
+    """In how many cycles the cells of such totals [C, H, 3] were seen: 2 where those disagree about them, by
+    more than rounding does."""
+    n, sums, squares = np.moveaxis(totals, 2, 0)
+    disagree = n * squares - sums**2 > SAME * n * squares
+    return np.where(n > 0.0, 1 + disagree, 0)
 
 
 def _own_level(factor: Factor, weight: Floats, values: Floats) -> Floats:
@@ -373,15 +390,14 @@ def _own_level(factor: Factor, weight: Floats, values: Floats) -> Floats:
 
 
 def _cells(
-    profile: Profile, factor: Factor, least: float | Floats
+    profile: Profile, factor: Factor, least: float | Floats, known: NDArray[np.bool_]
 ) -> tuple[Floats, Floats, NDArray[np.bool_]]:
-    """(shrunken effects [C, H], their variances, whether cells differ [C]) from the totals. `least`: mean
-    square of the disagreement, at least."""
-    n, sums, squares = np.moveaxis(profile.totals, 2, 0)
-    known = n > 0.0
+    """(shrunken effects [C, H], their variances, whether cells differ [C]) from the totals of the cells
+    `known` [C, H]. `least`: mean square of the disagreement, at least."""
+    left = profile.cycles[:, 1:] - np.maximum(_sum(profile.seen > 0) - factor.lost, 1.0)
+    n, sums, squares = np.moveaxis(np.where(known[..., None], profile.totals, 0.0), 2, 0)
     each, total = np.where(known, n, 1.0), np.maximum(_sum(n), 1.0)
     cells = np.maximum(_sum(known) - factor.lost, 1.0)  # degrees of freedom, [C, 1] as all that follow
-    left = profile.cycles[:, 1:] - cells
     rate = sums / each
     if factor.coarse:
         rate = rate - _own_level(factor, known.astype(np.float64), rate)

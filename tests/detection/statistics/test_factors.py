@@ -68,12 +68,12 @@ def learned(findings: list[Finding]) -> list[ProfileLearned]:
 def test_a_rhythm_is_learned_from_two_days_and_raises_no_alarm_from_then_on() -> None:
     for seed in range(4):
         rng = np.random.default_rng([91, seed])
-        at = moments(rng, 15.0)
+        at = moments(rng, 15.6) - 0.6  # the baseline is ready when the first whole day begins
         state, findings = fold_all(daily(rng, at, 0.65 + rhythm(at)))
         (found,) = learned(findings)
         assert (found.segment, found.factor, found.cycles) == ("chat", "day", 2)
         assert found.amplitude == pytest.approx(AMPLITUDE, abs=0.03)
-        assert at[found.ordinal - 1] < 3.0
+        assert at[found.ordinal - 1] < 2.1
         assert [alarm for alarm in opened(findings) if alarm.ordinal >= found.ordinal] == []
         assert by_factor(state) == {"day": pytest.approx(0.08, abs=0.02)}
 
@@ -376,3 +376,16 @@ def test_a_length_that_follows_from_acceptance_explains_nothing_in_steps_either(
     state, findings = fold_all(batch)
     assert by_factor(state) == {}
     assert [at[alarm.ordinal - 1] >= 5.3 for alarm in opened(findings)] == [True]
+
+
+@pytest.mark.parametrize("again", [2, 3])
+def test_a_repaired_fault_is_not_the_rhythm_of_hours_that_one_day_alone_has_seen(again: int) -> None:
+    for seed in range(4):
+        rng = np.random.default_rng([96, seed])
+        at = moments(rng, again + 1.0)
+        at = at[at >= 0.2]  # the baseline is ready in the afternoon of the first day
+        hours = at % 1.0
+        faulty = (hours >= 0.125) & (hours < 0.46) & np.isin(at // 1.0, [1, again])
+        findings = fold_all(daily(rng, at, 0.75 - 0.2 * faulty))[1]
+        assert learned(findings) == []
+        assert [int(at[alarm.ordinal - 1]) for alarm in opened(findings)] == [1, again]
