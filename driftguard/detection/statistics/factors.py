@@ -26,9 +26,9 @@ cell, not at its edge: what lies between a cell and its neighbours, beyond their
 
 Used from LEAST_CYCLES of them on, once the F test of the two-way layout cells x cycles says at PROFILE_LEVEL
 that cells differ by more than cycles disagree about them, and they lie further apart than what is to be
-ignored. Cells that one cycle alone has seen say nothing yet: a fault of that day would be their rhythm. From
-then on the end of every cycle brings it up to date. An operator who says that a change is usual has it used
-at once (`taken_as_usual`).
+ignored. Only cells that LEAST_CYCLES have seen tell that, as a fault of one day would be the rhythm of its
+hours; what is known of the others counts within the effects of these. From then on the end of every cycle
+brings it up to date. An operator who says that a change is usual has it used at once (`taken_as_usual`).
 Cells are shrunken to their mean by empirical Bayes, g_h = g + t / (t + s / N_h) (c_h - g), with s the mean
 square of the disagreement, N_h the weight of the cell and t the variance between cells by moments. The
 variance that is left, t s / (t N_h + s), goes into the margin of every request (`expectation.py`); a cell
@@ -390,28 +390,33 @@ def _own_level(factor: Factor, weight: Floats, values: Floats) -> Floats:
 
 
 def _cells(
-    profile: Profile, factor: Factor, least: float | Floats, known: NDArray[np.bool_]
+    profile: Profile, factor: Factor, least: float | Floats, telling: NDArray[np.bool_]
 ) -> tuple[Floats, Floats, NDArray[np.bool_]]:
-    """(shrunken effects [C, H], their variances, whether cells differ [C]) from the totals of the cells
-    `known` [C, H]. `least`: mean square of the disagreement, at least."""
-    left = profile.cycles[:, 1:] - np.maximum(_sum(profile.seen > 0) - factor.lost, 1.0)
-    n, sums, squares = np.moveaxis(np.where(known[..., None], profile.totals, 0.0), 2, 0)
-    each, total = np.where(known, n, 1.0), np.maximum(_sum(n), 1.0)
-    cells = np.maximum(_sum(known) - factor.lost, 1.0)  # degrees of freedom, [C, 1] as all that follow
+    """(shrunken effects [C, H], their variances, whether cells differ [C]) from the totals. `least`: mean
+    square of the disagreement, at least. `telling`: cells [C, H] that say whether they differ, and between
+    which effects those of the others lie."""
+    n, sums, squares = np.moveaxis(profile.totals, 2, 0)
+    known = n > 0.0
+    each, own = np.where(known, n, 1.0), np.where(telling, n, 0.0)
+    total = np.maximum(_sum(own), 1.0)
+    cells = np.maximum(_sum(telling) - factor.lost, 1.0)  # degrees of freedom, [C, 1] as all that follow
+    left = profile.cycles[:, 1:] - np.maximum(_sum(known) - factor.lost, 1.0)
     rate = sums / each
     if factor.coarse:
         rate = rate - _own_level(factor, known.astype(np.float64), rate)
-    mean = _sum(n * rate) / total
-    between = _sum(n * (rate - mean) ** 2) / cells
+    mean = _sum(own * rate) / total
+    between = _sum(own * (rate - mean) ** 2) / cells
     disagreement = _sum(np.maximum(squares - sums**2 / each, 0.0)) / np.maximum(left, 1.0)
     disagreement = np.maximum(disagreement, least)
     chance = fdtrc(cells, np.maximum(left, 1.0), between / disagreement)
     enough = left >= np.maximum(factor.repeated * cells, 1.0)
     differ: NDArray[np.bool_] = (enough & (chance < PROFILE_LEVEL))[:, 0]
-    size = np.maximum((total - _sum(n**2) / total) / cells, 1.0)
+    size = np.maximum((total - _sum(own**2) / total) / cells, 1.0)
     true = np.maximum(between - disagreement, 0.0) / size
     weight = np.where(known, true / (true + disagreement / each), 0.0)
     effect, variance = mean + weight * (rate - mean), true * (1.0 - weight)
+    told = np.where(telling, effect, mean)
+    effect = np.clip(effect, told.min(axis=1, keepdims=True), told.max(axis=1, keepdims=True))
     return effect, variance + (_between_neighbours(effect, variance) if factor.coarse else 0.0), differ
 
 
