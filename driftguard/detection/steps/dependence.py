@@ -198,7 +198,7 @@ def _runs(state: StreamState, code: int, ordinal: Ints, residual: Floats) -> lis
     for incident in state.incidents:
         if incident is not None and state.segment_of_stratum[code] in incident.segments:
             changes.append([incident.since_in(state.segment_of_stratum[code]), state.ordinal])
-    anew = max((last for first, last in changes if first == OTHERWISE), default=0)
+    anew = _otherwise_until(state, code)
     ordinal, residual = ordinal[ordinal > anew], residual[ordinal > anew]
     at_baseline, runs = np.ones(len(ordinal), dtype=np.bool_), []
     for first, last in changes:
@@ -206,6 +206,12 @@ def _runs(state: StreamState, code: int, ordinal: Ints, residual: Floats) -> lis
         runs.append(residual[inside])
         at_baseline &= ~inside
     return [residual[at_baseline], *runs]
+
+
+def _otherwise_until(state: StreamState, code: int) -> int:
+    """The last ordinal of what was held against another expectation than now; 0: there is none."""
+    changes = state.past_changes
+    return int(changes[(changes[:, 0] == code) & (changes[:, 1] == OTHERWISE), 2].max(initial=0))
 
 
 def _means(
@@ -343,6 +349,7 @@ def measured_anew(state: StreamState, strata: NDArray[np.bool_]) -> StreamState:
         counted=np.where(strata, 0, state.counted),
         counted_until=np.where(strata, state.ordinal, state.counted_until),
         inflation=np.where(strata, 1.0, state.inflation),
+        recoveries=np.where(strata, 0, state.recoveries),
         turns=without_learned(state.turns, strata),
         past_changes=np.concatenate([state.past_changes[~before], otherwise]),
     )
@@ -366,7 +373,7 @@ def after_incident(state: StreamState, incident: OpenIncident) -> StreamState:
         behind = past[(past[:, 0] == code) & (past[:, 2] < began), 2].max(initial=-1)
         own = own[np.flatnonzero((own.ordinal >= incident.earliest) & (own.ordinal > behind))]
         since, again = int(np.searchsorted(own.ordinal, began)), recoveries[code] > 0
-        recoveries[code] += came_back
+        recoveries[code] += came_back and began > _otherwise_until(state, code)
         if since < len(own):
             first, last = changed_stretch(own.x - own.expected, since)
             changed = own[first : last + 1]

@@ -384,8 +384,24 @@ def test_a_repaired_fault_is_not_the_rhythm_of_hours_that_one_day_alone_has_seen
         rng = np.random.default_rng([96, seed])
         at = moments(rng, again + 1.0)
         at = at[at >= 0.2]  # the baseline is ready in the afternoon of the first day
-        hours = at % 1.0
-        faulty = (hours >= 0.125) & (hours < 0.46) & np.isin(at // 1.0, [1, again])
-        findings = fold_all(daily(rng, at, 0.75 - 0.2 * faulty))[1]
+        mean = np.full(len(at), 0.75)
+        mean[(at % 1.0 >= 0.125) & (at % 1.0 < 0.46) & np.isin(at // 1.0, [1, again])] -= 0.2
+        findings = fold_all(daily(rng, at, mean))[1]
         assert learned(findings) == []
         assert [int(at[alarm.ordinal - 1]) for alarm in opened(findings)] == [1, again]
+
+
+def test_the_first_fault_after_an_alarm_for_a_rhythm_does_not_hide_those_that_follow() -> None:
+    rng = np.random.default_rng([97, 0])
+    at = moments(rng, 6.0, 3_000)
+    faults = [2.25, 3.6, 4.4, 5.65]
+    mean = 0.65 + rhythm(at, 0.06)
+    for fault in faults:
+        mean[(at >= fault) & (at < fault + 0.2)] -= 0.15
+    findings = fold_all(daily(rng, at, mean))[1]
+    (found,) = learned(findings)
+    alarms = [float(at[alarm.ordinal - 1]) for alarm in opened(findings)]
+    assert alarms[0] < at[found.ordinal - 1] < faults[0]  # the first is for the rhythm
+    assert alarms[1:] == pytest.approx(faults, abs=0.03)
+    over = [float(at[end.ordinal - 1]) for end in ended(findings)]
+    assert over[1:] == pytest.approx([fault + 0.2 for fault in faults], abs=0.1)
