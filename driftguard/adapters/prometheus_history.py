@@ -83,7 +83,7 @@ def _windows(adapter: Adapter, found: list[_Series], known: Identity) -> Iterato
             windows = ()
         if not any(window.goes_on for window in windows):
             yield from windows
-            before = after
+            before = after.after(before)
 
 
 def _readings(found: list[_Series]) -> list[Reading]:

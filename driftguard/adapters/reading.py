@@ -16,7 +16,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Final
@@ -35,8 +35,10 @@ START_HEADER: Final = (
 SAME_START_SECONDS = 1.0
 LATEST_START: Final = 1e11  # in the year 5138; what is later is told in milliseconds, or garbage
 POSITION_LABELS = frozenset({"position", "token_position", "driftguard.position"})
+WORKER_LABELS: Final = frozenset({"engine", "worker_addr"})  # of processes whose metrics are shown together
 MAX_POSITION: Final = 1_023
 MAX_VALUES: Final = 1_000  # of a label that distinguishes windows
+MISSING_KEPT: Final = 1_000  # series of one counter
 
 _SERIES_KEPT: Final = 4_096  # 200 servers of 20 series each, at most some 4 MB
 _LONGEST_KEPT: Final = 1_000  # characters of a line
@@ -88,6 +90,27 @@ class Reading:
     def told_process(self) -> str | float | None:
         """What distinguishes the process that answered from others; None if the server does not tell."""
         return self.process or self.started_at
+
+    def after(self, before: Reading) -> Reading:
+        """This one, at which the next window begins, with the last values of the counters in `before` that it
+        lacks, as of a worker that a router could not reach: once they are back, they have counted on from
+        there. None of a process that has ended, and those missing for the shortest time if there are many."""
+        counters = _counters_of(before)
+        if _restarted_at(before, self) or _is_another_process(before, self):
+            return self
+        if _are_gone(before, self, counters):
+            return self
+        ended = {_group(labels, WORKER_LABELS) for labels in _restarted_groups(before, self, counters)}
+        samples = dict(self.samples)
+        for name in counters:
+            present = self.samples.get(name, {})
+            missing = [
+                (labels, value)
+                for labels, value in before.samples[name].items()
+                if labels not in present and _group(labels, WORKER_LABELS) not in ended
+            ]
+            samples[name] = {**dict(missing[-MISSING_KEPT:]), **present}
+        return replace(self, samples=samples)
 
     def of(self, name: str, **labels: str) -> dict[Labels, float]:
         """The series of one name with these labels."""
@@ -257,11 +280,14 @@ def _is_another_process(before: Reading, after: Reading) -> bool:
 
 def has_restarted(before: Reading, after: Reading) -> bool:
     """Whether the server, or a part of it with counters of its own, restarted between the two."""
-    names = {*before.samples, *after.samples}
-    counters = [name for name in names if name.endswith(("_total", "_sum", "_count"))]
+    counters = {*_counters_of(before), *_counters_of(after)}
     if _is_another_process(before, after) or _are_gone(before, after, counters):
         return True
     return _restarted_at(before, after) is not None or bool(_restarted_groups(before, after, counters))
+
+
+def _counters_of(reading: Reading) -> list[str]:
+    return [name for name in reading.samples if name.endswith(("_total", "_sum", "_count"))]
 
 
 def _are_gone(before: Reading, after: Reading, counters: Collection[str]) -> bool:

@@ -20,6 +20,7 @@ import msgspec
 
 from driftguard.adapters import versions
 from driftguard.adapters.adapter import Adapter
+from driftguard.adapters.bentoml import has_engine
 from driftguard.adapters.condition import Condition
 from driftguard.adapters.kinds import detect
 from driftguard.adapters.reading import START_HEADER, Reading, Unreadable, has_restarted
@@ -131,7 +132,8 @@ async def _scrape(
         source.identity = replace(source.identity, target=await _served_model(client, source))
     try:
         if why := await _why_left_out(source, reading, judged, follow):
-            source.before, source.unfinished = reading, None
+            source.begin_at(reading)
+            source.unfinished = None
             return judged.condition, f"a window was left out: {why}"
         records = [window.record(source.identity) for window in judged.windows]
         source.drafted = drafted_with(records) or source.drafted
@@ -170,7 +172,7 @@ async def _store(source: Source, windows: Windows, submit: Submit) -> list[str]:
             raise
     source.unfinished = windows.unfinished
     if not windows.goes_on:
-        source.before = windows.reading
+        source.begin_at(windows.reading)
     return [why for _, why in refused]
 
 
@@ -203,7 +205,8 @@ def _note_contradiction(source: Source, reading: Reading, error: RecordError) ->
     is_again, source.has_contradicted = source.has_contradicted, not source.has_contradicted
     if not is_again:
         return f"no record can hold its counts ({error}); they are read again with the next scrape"
-    source.before, source.unfinished = reading, None
+    source.begin_at(reading)
+    source.unfinished = None
     return f"a window was left out: no record can hold its counts ({error})"
 
 
@@ -239,6 +242,13 @@ async def _read(client: aiohttp.ClientSession, source: Source) -> tuple[Adapter,
 
 
 def _recognised(source: Source, text: str) -> Adapter:
+    adapter = _adapter_of(source, text)
+    if not has_engine(adapter, text):
+        raise _Stopped("metrics_hidden", f"no metric of its vLLM: {adapter.show_metrics}")
+    return adapter
+
+
+def _adapter_of(source: Source, text: str) -> Adapter:
     if source.adapter is not None and source.adapter.prefix in text:
         return source.adapter
     if text.lstrip().startswith("<"):

@@ -90,6 +90,10 @@ class Source:
         self.version_asked_at = None
         self.identity = replace(self.identity, target=self.target)
 
+    def begin_at(self, reading: Reading) -> None:
+        """The next window does, with what it lacks as it was before."""
+        self.before = reading.after(self.before) if self.before else reading
+
     def at(self, path: str) -> str:
         """The server's address with another path; without its credentials if a key is sent."""
         parts = urlsplit(self.url)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from driftguard.adapters import ReplayFormat, sglang_log, vllm_log
+from driftguard.adapters import ReplayFormat, prometheus_history, sglang_log, vllm_log
 from driftguard.adapters.window import Identity, Window
 from driftguard.cli.replay import run_replay
 from driftguard.records import RecordError
@@ -192,6 +192,20 @@ def test_a_drift_in_what_a_prometheus_kept_is_found_in_each_instance(tmp_path: P
     assert sorted(found) == ["a:8000", "b:8000"]
     assert {event["stream"]["target"] for event in found.values()} == {MODEL}
     assert all(event["direction"] == "down" for event in found.values())
+
+
+def test_counters_that_a_prometheus_lacks_for_a_while_count_on_from_there() -> None:
+    """As of one of several engines behind an address."""
+    name = "vllm:spec_decode_num_draft_tokens_total"
+
+    def series(engine: str, counted: dict[int, int]) -> dict[str, Any]:
+        metric = {"__name__": name, "instance": "a", "model_name": MODEL, "engine": engine}
+        return {"metric": metric, "values": [(at, str(count)) for at, count in counted.items()]}
+
+    kept = [series("0", {0: 500, 30: 520, 60: 540}), series("1", {0: 900, 60: 940})]
+    text = json.dumps({"status": "success", "data": {"resultType": "matrix", "result": kept}})
+    found = [window for _, window in prometheus_history.windows(text.encode(), Identity("chat"))]
+    assert [window.drafted for window in found] == [20, 20 + 40]
 
 
 def test_what_a_prometheus_kept_as_no_number_is_left_out(tmp_path: Path) -> None:

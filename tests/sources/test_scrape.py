@@ -23,6 +23,7 @@ from driftguard.sources.source import USUAL_PATHS, Scraped, Source, sources_of
 from tests.adapters.fake_engines import (
     ENGINES,
     MODEL,
+    FakeBentoMl,
     FakeBuiltInEngine,
     FakeEngine,
     FakeLlamaCpp,
@@ -415,6 +416,68 @@ def test_no_speculation_is_told_with_what_turns_it_on(server: Served, stored: St
 
 def of_a_start_without_speculation(engine: FakeVllm) -> str:
     return "".join(line for line in engine.text().splitlines(keepends=True) if "spec_decode" not in line)
+
+
+def test_a_worker_that_its_router_does_not_reach_for_a_while_counts_on_from_there(
+    server: Served, stored: Stored
+) -> None:
+    """SGLang's router prints the metrics of all workers that answer it."""
+    workers = [FakeSGLang(), FakeSGLang()]
+    reached = [0, 1]
+
+    def text() -> str:
+        labelled = (workers[n].text().replace("{", f'{{worker_addr="http://{n}",') for n in reached)
+        return "".join(labelled)
+
+    server.pages["/metrics"] = ok(text)
+    source = source_at(server.url)
+    for worker in workers:
+        worker.serve(STEPS * 100)
+    scraped(source, stored)
+    for reached[:] in ([0], [0], [0, 1]):
+        for worker in workers:
+            worker.serve(STEPS)
+        scraped(source, stored)
+    assert [record.drafted for record in stored.records] == [20, 20, 20 + 3 * 20]
+
+
+def test_a_counter_that_a_restart_took_away_is_no_second_restart_once_it_is_back(
+    server: Served, stored: Stored
+) -> None:
+    """SGLang counts tokens by whether they are streamed, and prints each count from its first one on."""
+
+    def text(verified: int, streamed: int, whole: int | None) -> str:
+        labels = f'{{model_name="{MODEL}"'
+        tokens = f"sglang:generation_tokens_total{labels},is_streaming="
+        return (
+            f"sglang:spec_num_draft_tokens{labels}}} 5\nsglang:spec_accept_length{labels}}} 2\n"
+            f'sglang:spec_verify_calls_total{labels}}} {verified}\n{tokens}"true"}} {streamed}\n'
+        ) + ("" if whole is None else f'{tokens}"false"}} {whole}\n')
+
+    source = source_at(server.url)
+    for page in (text(900, 1_000, 800), text(10, 20, None), text(15, 20, 10), text(15, 20, 10)):
+        server.pages["/metrics"] = ok(lambda page=page: page)  # type: ignore[misc]
+        scraped(source, stored)
+    assert [(record.steps, record.accepted) for record in stored.records] == [(10, 10), (5, 5)]
+
+
+def test_a_bentoml_that_does_not_reach_its_vllm_for_a_while_counts_on_from_there(
+    server: Served, stored: Stored
+) -> None:
+    engine = FakeBentoMl()
+    server.pages["/metrics"] = ok(engine.text)
+    source = source_at(server.url)
+    engine.serve(STEPS * 100)
+    scraped(source, stored)
+    engine.serve(STEPS)
+    server.pages["/metrics"] = ok(lambda: engine.text().splitlines()[0])
+    found = scraped(source, stored)
+    assert found.condition == "metrics_hidden"
+    assert "let the service append the metrics of its vLLM" in found.detail
+    engine.serve(STEPS)
+    server.pages["/metrics"] = ok(engine.text)
+    scraped(source, stored)
+    assert [record.drafted for record in stored.records] == [40]
 
 
 def test_a_server_started_again_without_speculation_has_stopped_drafting(
