@@ -87,6 +87,7 @@ class _Profile(msgspec.Struct, array_like=True):
     variance: _Array
     moved: _Array | None = None  # not in states of before
     seen: _Array | None = None  # nor this
+    aside: _Array | None = None  # nor this
 
 
 class _Sessions(msgspec.Struct, array_like=True):
@@ -271,6 +272,8 @@ def _unpack(value: Any) -> Any:
             columns["moved"] = np.zeros_like(columns["used"])
         if value.seen is None:
             columns["seen"] = seen_at_least(columns["totals"])
+        if value.aside is None:
+            columns["aside"] = np.zeros_like(columns["current"])
         return Profile(**columns)
     if isinstance(value, tuple):
         return tuple(_unpack(item) for item in value)

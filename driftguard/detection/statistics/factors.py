@@ -33,8 +33,11 @@ Cells are shrunken to their mean by empirical Bayes, g_h = g + t / (t + s / N_h)
 square of the disagreement, N_h the weight of the cell and t the variance between cells by moments. The
 variance that is left, t s / (t N_h + s), goes into the margin of every request (`expectation.py`); a cell
 never seen is expected at the mean of the cells, with variance t.
-A cycle counts when it has LEAST_REQUESTS requests in `least_cells` cells. One with fewer than LEAST_SHARED
-requests in cells known before cannot be compared with those before: what was learned is given up.
+A cycle counts when it has LEAST_REQUESTS requests in `least_cells` cells. The one that is least like the
+others is set aside: what is known is without it where it disagrees with them more than they do with each
+other, by an F test at STANDS_OUT. So a fault while a rhythm is learned, which nothing tells from it then, is
+not learned with it once two other cycles are over. A cycle with fewer than LEAST_SHARED requests in cells
+known before cannot be compared with those before: after two of them what was learned is given up.
 Until a profile is used it raises alarms, as nothing tells it from a change before cycles have passed; those
 with incidents therefore count. After that, requests of segments with an open incident do not, so that a
 step within a cycle is not taken for its cells. Where incidents begin at the same time of two cycles in a row
@@ -66,6 +69,7 @@ LEAST_REQUESTS = 100.0
 LEAST_SHARED = 50.0  # requests of a cycle in cells that are known, to tell its level
 LEAST_STRAYS = 100
 PROFILE_LEVEL = 1e-3
+STANDS_OUT = 1e-4
 SMALLEST_DISAGREEMENT = 1e-9
 SAME = 1e-9  # relative difference of two sums that are one but for rounding
 
@@ -153,8 +157,9 @@ class Profile:
     strays: int  # rows since the last one of this cycle
     current: Floats  # [C, H, 2] requests, sum of r
     totals: Floats  # [C, H, 3] over earlier cycles, weighted by age: requests N, N c, N c^2
-    cycles: Floats  # [C, 2] that counted; sum of (their cells - 1), weighted by age
-    seen: Ints  # [C, H] of the cycles that counted, those with requests of the cell
+    cycles: Floats  # [C, 2] of the totals; sum of (their cells - 1), weighted by age
+    seen: Ints  # [C, H] of these cycles, those with requests of the cell
+    aside: Floats  # [C, H, 2] one more, which is the least like them: requests, sum of r
     reference: Floats  # [C, H] requests of the reference period
     used: NDArray[np.bool_]  # [C]
     effect: Floats  # [C, H] what is added to the line; 0 unless used
@@ -171,6 +176,7 @@ class Profile:
             totals=np.zeros((strata, cells, 3)),
             cycles=np.zeros((strata, 2)),
             seen=np.zeros((strata, cells), dtype=np.int64),
+            aside=np.zeros((strata, cells, 2)),
             reference=nothing,
             used=np.zeros(strata, dtype=np.bool_),
             effect=nothing,
@@ -187,9 +193,19 @@ class Profile:
         """Of each stratum's profile [C]; 0 unless used."""
         return amplitude(self.effect)
 
+    @property
+    def has_aside(self) -> NDArray[np.bool_]:
+        """Of each stratum [C]."""
+        return np.asarray(self.aside[..., 0].any(axis=1))
+
+    @property
+    def counted(self) -> Ints:
+        """How many cycles counted, of each stratum [C]."""
+        return np.asarray(self.cycles[:, 0].astype(np.int64) + self.has_aside)
+
     def with_current(self, current: Floats, *, strays: int) -> Profile:
         """With these sums of the cycle under way."""
-        known = self.totals, self.cycles, self.seen, self.reference
+        known = self.totals, self.cycles, self.seen, self.aside, self.reference
         return Profile(
             self.number, strays, current, *known, self.used, self.effect, self.variance, self.moved
         )
@@ -200,7 +216,9 @@ class Profile:
         totals = np.where(begun[:, None, None], 0.0, self.totals)
         cycles = np.where(begun[:, None], 0.0, self.cycles)
         seen = np.where(begun[:, None], 0, self.seen)
-        return replace(self, totals=totals, cycles=cycles, seen=seen, moved=self.moved | begun)
+        aside = np.where(begun[:, None, None], 0.0, self.aside)
+        moved = self.moved | begun
+        return replace(self, totals=totals, cycles=cycles, seen=seen, aside=aside, moved=moved)
 
     def followed_by(self, strata: int) -> Profile:
         """With a row for each of so many new strata."""
@@ -299,12 +317,13 @@ def cycle_over(
     profile = replace(profile, number=number, strays=0, current=np.zeros_like(over))
     if not counted.any():
         return profile, np.zeros(len(counted), dtype=np.bool_)
-    profile = _with_cycle(profile, factor, over, counted)
-    shrunken, left, differ = _cells(profile, factor, SMALLEST_DISAGREEMENT, profile.seen >= LEAST_CYCLES)
+    profile = _but_for_one(profile, factor, over, counted)
+    known = _with_cycle(profile, factor, profile.aside, _fits(profile, factor))
+    shrunken, left, differ = _cells(known, factor, SMALLEST_DISAGREEMENT, known.seen >= LEAST_CYCLES)
     effect, variance = _against_reference(profile.reference, shrunken, left)
     matters = differ & (amplitude(effect) > ignore)
-    enough = profile.cycles[:, 0] >= LEAST_CYCLES
-    used, moved = profile.used | (counted & matters & enough), profile.moved & ~enough
+    enough = known.cycles[:, 0] >= LEAST_CYCLES
+    used, moved = known.used | (counted & matters & enough), profile.moved & ~enough
     after = _using(
         replace(profile, moved=moved),
         used,
@@ -319,7 +338,8 @@ def taken_as_usual(profile: Profile, factor: Factor, strata: NDArray[np.bool_], 
     sure; unchanged where none is. `noise`: variance of one request [C], at least that of what one cycle says
     of a cell that has one."""
     least = np.maximum(noise, SMALLEST_DISAGREEMENT)[:, None]
-    shrunken, left, _ = _cells(profile, factor, least, profile.seen >= 1)
+    known = _with_cycle(profile, factor, profile.aside, profile.has_aside)
+    shrunken, left, _ = _cells(known, factor, least, known.seen >= 1)
     effect, variance = _against_reference(profile.reference, shrunken, left)
     anew = strata & (profile.cycles[:, 0] >= 1.0) & (~profile.used | profile.moved)
     return _using(
@@ -340,12 +360,75 @@ def _using(profile: Profile, used: NDArray[np.bool_], effect: Floats, variance: 
     )
 
 
+def _but_for_one(profile: Profile, factor: Factor, over: Floats, counted: NDArray[np.bool_]) -> Profile:
+    """With the cycle that is over, in the strata where it counts. Of it, the one set aside and, where that is
+    a single one, the one in the totals, the cycle is set aside from then on that is least like the others."""
+    aside, several = profile.aside, counted & profile.has_aside
+    of_newest, of_aside = (_unlike(profile.totals, one, factor)[0] for one in (over, aside))
+    of_both = np.where(profile.cycles[:, 0] == 1, _unlike(_alone(aside), over, factor)[0], np.inf)
+    first = several & (of_both < np.minimum(of_newest, of_aside))
+    newest = several & ~first & (of_newest > of_aside)
+    second = counted & ~several & (profile.cycles[:, 0] > 0)
+    after = replace(profile, totals=np.where(first[:, None, None], 0.0, profile.totals))
+    after = _with_cycle(after, factor, aside, first | newest)
+    after = _with_cycle(after, factor, over, counted & ~newest & ~second)
+    older = np.where(several[:, None, None], np.exp(-1.0 / factor.forgetting) * aside, aside)
+    kept = np.where((newest | second)[:, None, None], over, older)
+    kept = np.where(first[:, None, None], profile.totals[..., :2], kept)
+    # What cannot be compared with those before has begun anew.
+    begun = several & ~first & (after.cycles[:, 0] <= profile.cycles[:, 0])
+    forgotten = begun[:, None] | (_sum(kept[..., 0]) < LEAST_SHARED)
+    return replace(after, aside=np.where(forgotten[:, :, None], 0.0, kept))
+
+
+def _rate(cycle: Floats) -> Floats:
+    """Mean of r in each cell of a cycle [C, H, 2], or of c in one of totals [C, H, 3]; 0 without requests."""
+    requests = cycle[..., 0]
+    return np.asarray(cycle[..., 1] / np.where(requests > 0.0, requests, 1.0))
+
+
+def _alone(cycle: Floats) -> Floats:
+    """The totals [C, H, 3] of one cycle [C, H, 2]."""
+    return np.dstack([cycle, cycle[..., 1] * _rate(cycle)])
+
+
+def _unlike(totals: Floats, cycle: Floats, factor: Factor) -> tuple[Floats, Floats]:
+    """(mean square [C] by which the cells of a cycle [C, H, 2] lie off those of the totals, its degrees of
+    freedom), whatever the level of the cycle; infinite where they cannot be compared."""
+    n, requests = totals[..., 0], cycle[..., 0]
+    shared = n * requests > 0.0
+    weight = np.where(shared, n * requests / np.where(shared, n + requests, 1.0), 0.0)
+    off = _rate(cycle) - _rate(totals)
+    off = off - _own_level(factor, weight, off)
+    freedom = np.maximum(_sum(shared) - factor.lost, 1.0)
+    enough = _sum(np.where(shared, requests, 0.0)) >= LEAST_SHARED
+    return np.where(enough, _sum(weight * off**2) / freedom, np.inf)[:, 0], freedom[:, 0]
+
+
+def _fits(profile: Profile, factor: Factor) -> NDArray[np.bool_]:
+    """Whether the cycle set aside [C] disagrees with the others no more than they do with each other."""
+    square, freedom = _unlike(profile.totals, profile.aside, factor)
+    disagreement, left = _disagreement(profile, factor)
+    ratio = square / np.maximum(disagreement[:, 0], SMALLEST_DISAGREEMENT)
+    chance = fdtrc(freedom, np.maximum(left[:, 0], 1.0), ratio)
+    alone = profile.cycles[:, 0] < LEAST_CYCLES
+    return np.asarray(profile.has_aside & np.isfinite(square) & (alone | (chance >= STANDS_OUT)))
+
+
+def _disagreement(profile: Profile, factor: Factor) -> tuple[Floats, Floats]:
+    """(mean square by which cycles disagree about cells, its degrees of freedom) [C, 1] each."""
+    n, sums, squares = np.moveaxis(profile.totals, 2, 0)
+    known = n > 0.0
+    left = profile.cycles[:, 1:] - np.maximum(_sum(known) - factor.lost, 1.0)
+    within = np.maximum(squares - sums**2 / np.where(known, n, 1.0), 0.0)
+    return _sum(within) / np.maximum(left, 1.0), left
+
+
 def _with_cycle(profile: Profile, factor: Factor, over: Floats, counted: NDArray[np.bool_]) -> Profile:
     """The totals with the cycle that is over, in the strata where it counts."""
     requests = over[..., 0]
     present, known = requests > 0.0, profile.totals[..., 0] > 0.0
-    rate = over[..., 1] / np.maximum(requests, 1.0)
-    so_far = profile.totals[..., 1] / np.where(known, profile.totals[..., 0], 1.0)
+    rate, so_far = _rate(over), _rate(profile.totals)
     shared = np.where(present & known, requests, 0.0)
     anew = _sum(shared) < LEAST_SHARED  # the first cycle, or one that cannot be compared with those before
     weight = np.where(anew, requests, shared)
@@ -395,19 +478,18 @@ def _cells(
     """(shrunken effects [C, H], their variances, whether cells differ [C]) from the totals. `least`: mean
     square of the disagreement, at least. `telling`: cells [C, H] that say whether they differ, and between
     which effects those of the others lie."""
-    n, sums, squares = np.moveaxis(profile.totals, 2, 0)
+    n, sums, _ = np.moveaxis(profile.totals, 2, 0)
     known = n > 0.0
     each, own = np.where(known, n, 1.0), np.where(telling, n, 0.0)
     total = np.maximum(_sum(own), 1.0)
     cells = np.maximum(_sum(telling) - factor.lost, 1.0)  # degrees of freedom, [C, 1] as all that follow
-    left = profile.cycles[:, 1:] - np.maximum(_sum(known) - factor.lost, 1.0)
+    disagreement, left = _disagreement(profile, factor)
+    disagreement = np.maximum(disagreement, least)
     rate = sums / each
     if factor.coarse:
         rate = rate - _own_level(factor, known.astype(np.float64), rate)
     mean = _sum(own * rate) / total
     between = _sum(own * (rate - mean) ** 2) / cells
-    disagreement = _sum(np.maximum(squares - sums**2 / each, 0.0)) / np.maximum(left, 1.0)
-    disagreement = np.maximum(disagreement, least)
     chance = fdtrc(cells, np.maximum(left, 1.0), between / disagreement)
     enough = left >= np.maximum(factor.repeated * cells, 1.0)
     differ: NDArray[np.bool_] = (enough & (chance < PROFILE_LEVEL))[:, 0]

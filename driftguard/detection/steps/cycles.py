@@ -145,7 +145,7 @@ def _learned(state: StreamState, factor: Factor, profile: Profile, code: int, ro
         ordinal=int(row.ordinal[0]),
         ended_at=row.ended_at(0),
         factor=factor.name,
-        cycles=int(profile.cycles[code, 0]),
+        cycles=int(profile.counted[code]),
         amplitude=float(profile.amplitude[code]),
     )
 
