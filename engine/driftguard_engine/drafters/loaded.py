@@ -117,6 +117,7 @@ class Drafts:
                 for version, draft in self._loaded.items()
                 if draft is not self._serving
                 and version not in self._leaving
+                and not draft.users
                 and draft.info.directory is not None
             ]
             for version in never_served[: len(never_served) + 1 - MOST_NEVER_SERVED]:

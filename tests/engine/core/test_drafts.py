@@ -112,6 +112,22 @@ def test_an_old_draft_that_was_asked_for_again_outlives_its_last_request(
     assert [draft.version for draft in engine.drafts] == [first.version]
 
 
+def test_an_old_draft_that_was_asked_for_again_stays_loaded_while_a_request_uses_it(
+    new_engine: Callable[..., Engine], better: str, models: Path
+) -> None:
+    """However many others are loaded meanwhile: a second copy would come beside the one that is in use."""
+    engine = new_engine()
+    first = replaced_under_a_request(engine, better)
+    in_use = engine._drafts._loaded[first.version]
+    engine.load_draft(str(first.directory))
+    for version in ("v3", "v4"):
+        engine.load_draft(str(models / "llama"), version)
+    assert engine.load_draft(str(first.directory)) == engine.swap_draft(first.version) == first
+    assert engine._drafts.in_service is in_use
+    drain(engine)
+    assert engine.draft == first
+
+
 def test_an_old_draft_stays_while_it_is_saved_as_the_one_in_service(
     new_engine: Callable[..., Engine], better: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
