@@ -43,7 +43,7 @@ class OwnText:
     @property
     def end(self) -> bytes:
         """The last characters, of a few tokens."""
-        return self._text[max(len(self._text) - self._own.size(self._tokens[-_LEAD:]), 0) :]
+        return self._text[max(len(self._text) - len(self._own.spelled(self._tokens[-_LEAD:])), 0) :]
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """The next tokens of the sequence."""
@@ -77,14 +77,19 @@ class OwnText:
         self.unchanged = min(self.unchanged, len(self._settled) + start + same)
 
     def _anew(self, kept: int, piece: bytes) -> list[int] | None:
-        """The tokens behind the first `kept` ones; None: by what is near, none begins there any more."""
-        behind = self._own.size(self._tokens[kept:])
-        lead = self._own.size(self._tokens[kept - _LEAD : kept])
+        """The tokens behind the first `kept` ones; None: by what is near, none begins there any more, or its
+        tokens do not spell it, as where the tokenizer composes letters or has none for some."""
+        recent = self._tokens[kept - _LEAD :]
+        near = self._own.spelled(recent)
+        if not self._text.endswith(near) or any(token not in self._own.texts for token in recent):
+            return None
+        added = self._own.spelled(self._tokens[kept:]) + piece
         try:
-            found = self._own.encode(self._text[len(self._text) - behind - lead :] + piece)
+            found = self._own.encode(near + piece)
         except UnicodeDecodeError:  # it would begin inside of a character
             return None
-        return self._own.last(found, behind + len(piece))
+        anew = self._own.last(found, len(added))
+        return anew if anew is not None and self._own.spelled(anew) == added else None
 
 
 def whole_characters(text: bytes) -> int:

@@ -37,9 +37,9 @@ class TokenTexts:
         told = self.tokenizer(written, add_special_tokens=False, split_special_tokens=True, verbose=False)
         return list(told["input_ids"])
 
-    def size(self, token_ids: Sequence[int]) -> int:
-        """Bytes."""
-        return sum(len(self.texts.get(token, b"")) for token in token_ids)
+    def spelled(self, token_ids: Sequence[int]) -> bytes:
+        """The text that these tokens stand for."""
+        return b"".join(self.texts.get(token, b"") for token in token_ids)
 
     def last(self, token_ids: Sequence[int], count: int) -> list[int] | None:
         """The last tokens, which stand for `count` bytes together; None: no token begins there."""

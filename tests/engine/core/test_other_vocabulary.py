@@ -14,7 +14,8 @@ from driftguard_engine.drafters.other_vocabulary import TliDrafter
 from driftguard_engine.drafters.own_text import OwnText
 from driftguard_engine.engine import Engine
 from driftguard_engine.models.token_texts import shared_tokens, token_texts
-from transformers import AutoModelForCausalLM
+from tokenizers import Tokenizer, decoders, models, normalizers
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from tests.engine.core.every_drafter import LETTERS
 from tests.engine.core.other_vocabularies import byte_level, save_translated, sentencepiece
@@ -92,6 +93,41 @@ def test_a_draft_reads_what_its_tokenizer_makes_of_the_text_however_it_arrives(
         assert b"".join(theirs.texts.get(token, b"") for token in found).strip() == (
             b"".join(ours.texts.get(token, b"") for token in token_ids).strip()
         )
+
+
+def composing() -> PreTrainedTokenizerFast:
+    """Letters and accents become one, as by Qwen's tokenizers (NFC)."""
+    made = byte_level(("ab", "dd"))
+    made.backend_tokenizer.normalizer = normalizers.NFC()
+    return made
+
+
+def with_unknown() -> PreTrainedTokenizerFast:
+    """As SentencePiece makes one without bytes."""
+    vocabulary = {token: place for place, token in enumerate(["<unk>", "\u2581", *"abdm", "ab", "dd"])}
+    model = models.BPE(vocab=vocabulary, merges=[("a", "b"), ("d", "d")], unk_token="<unk>")
+    tokenizer = Tokenizer(model)
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.Fuse()])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("make", [composing, with_unknown, lambda: byte_level(("ab", "dd"), bytes_of="abdm")])
+def test_a_text_that_the_tokens_of_the_draft_do_not_spell_is_read_however_it_arrives(
+    tmp_path: Path, make: Callable[[], PreTrainedTokenizerFast]
+) -> None:
+    ours, theirs = (token_texts(each, tmp_path, field="test") for each in (byte_level(("ab",)), make()))
+    written = "\u09df" * 20 + ("abam" * 6 + "e\u0301" + "badd" * 6 + "\u09df" + "bad" * 6) * 2
+    token_ids = ours.encode(written.encode())
+    for size in (*range(1, 12), 1000):
+        text = OwnText(ours, theirs)
+        for first in range(0, len(token_ids), size):
+            before = text.token_ids
+            if before is not None:
+                text.unchanged = len(before)
+            text.extend(token_ids[first : first + size])
+            if before is not None and text.token_ids is not None:
+                assert text.token_ids[: text.unchanged] == before[: text.unchanged]
+        assert text.token_ids == theirs.encode(written.encode()), size
 
 
 def test_spaces_at_the_beginning_are_read_however_they_arrive(tmp_path: Path) -> None:
