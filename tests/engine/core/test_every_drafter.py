@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from driftguard_engine.adaptive_k.controller import DraftLengthController
+from driftguard_engine.adaptive_k.plan import DraftingRow, DraftPlan, FixedK
 from driftguard_engine.config import DRAFTERS
 from driftguard_engine.core import FinishedRequest, Request
 from driftguard_engine.drafters import ahead
@@ -165,6 +168,30 @@ def test_output_is_plain_greedy_decoding_in_any_batch_and_drafts_depend_on_the_t
 
 def serve_one_by_one(engine: Engine, asked: list[Request]) -> dict[str, FinishedRequest]:
     return {name: each for one in asked for name, each in serve(engine, one).items()}
+
+
+class AnyK(FixedK):
+    """K of each row and step at random: none, one, or as many as it may have."""
+
+    def __init__(self, seed: str) -> None:
+        super().__init__()
+        self._rng = random.Random(seed)
+
+    def plan(self, rows: Sequence[DraftingRow]) -> DraftPlan:
+        counts = tuple(self._rng.choice([0, min(1, row.wanted), row.wanted]) for row in rows)
+        return DraftPlan(tuple(rows), counts, max(counts, default=0), "fixed")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in CASES if name != "lookahead"])
+def test_drafts_depend_on_the_text_alone_whatever_k_was_in_the_steps_before(
+    letters: Path, asked: list[Request], name: str
+) -> None:
+    engine = engine_of(letters, name, **SMALL)
+    engine.drafting = DraftLengthController(AnyK(name))
+    with watched(engine) as seen:
+        served_together(engine, asked, seed=4)
+    assert drafts_that_depend_on_their_past(letters, name, seen) == 0
 
 
 @pytest.mark.parametrize("name", CASES)
