@@ -17,7 +17,7 @@ from uuid import UUID
 
 import procrastinate
 import structlog
-from procrastinate.exceptions import AlreadyEnqueued
+from procrastinate.exceptions import AlreadyEnqueued, ConnectorException
 from sqlalchemy.orm import Session
 
 from driftguard.errors import BadInput, BadSettings, Conflict, DriftGuardError
@@ -40,11 +40,12 @@ from driftguard.store import (
     configured_engines,
     drafts,
     incidents,
+    job_queue,
     retrain_runs,
     serving_scores,
     source_activity,
 )
-from driftguard.store.database import Database
+from driftguard.store.database import Database, is_database_failure
 from driftguard.store.serving_scores import Attempt
 from driftguard.store.source_activity import newest_stream, stream_in_service
 from driftguard.store.tables import Incident, RetrainRun, Stream
@@ -197,6 +198,7 @@ class RetrainingJobs:
             give_up_killed(self._database, self._settings)
             with self._database.session() as session:
                 configured_engines.tell(session, own)
+            self._queue_lost(app)
         scores = self._settings.diagnosis.score_captures
         with self._database.session() as session:
             elsewhere = configured_engines.told(session) - own
@@ -222,6 +224,20 @@ class RetrainingJobs:
             defer_retraining(app, server, "incident", incident_id=incident_id)
         if is_rare:  # one that failed, as while the database is away, is made up for at once
             self._rare_look_at = time.monotonic()
+
+    def _queue_lost(self, app: procrastinate.App) -> None:
+        """Again what a person asked for, where its job ended with its process or without the database, and
+        nobody was told. What has begun is not repeated, see `retrain`."""
+        with self._database.session() as session:
+            lost = job_queue.lost(session, f"{NAMESPACE}:retrain", OLDEST_REQUEST)
+        for job_id, asked_at in lost:
+            try:
+                app.job_manager.retry_job_by_id(job_id, retry_at=asked_at)
+            except ConnectorException as error:
+                if isinstance(error.__cause__, Exception) and is_database_failure(error.__cause__):
+                    raise
+                continue  # another one of this server waits, or another sidecar was first
+            log.warning("a retraining that was asked for was not begun; it is queued again", job=job_id)
 
     def _servers(self) -> set[str]:
         return {engine.server for engine in self._settings.engines}

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Any, Final
 
 from procrastinate import PsycopgConnector, SyncPsycopgConnector
 from procrastinate.exceptions import ConnectorException
 from psycopg_pool import AsyncConnectionPool
+from sqlalchemy import text
+from sqlalchemy.orm import Session
 
 from driftguard.store.database import (
     JOBS,
@@ -23,6 +26,7 @@ from driftguard.store.database import (
 )
 
 _POOL_CONNECTIONS = 4  # a worker with one job at a time: fetching, listening, heartbeat; one to spare
+_MOST_ATTEMPTS: Final = 10
 _POOL_SECONDS = 4.0  # for a connection out of the pool: a worker that is stopped asks for two in turn
 
 
@@ -81,6 +85,25 @@ def deferring_connector(database: Database) -> SyncPsycopgConnector:
         reset=close_if_read_only,  # a worker's pool does not outlive an error
         **_pool_arguments(database),
     )
+
+
+_LOST = text(
+    """
+    SELECT id, scheduled_at FROM procrastinate_jobs AS job
+    WHERE task_name = :task AND scheduled_at >= now() - CAST(:oldest AS interval) AND attempts < :most
+      AND (status = 'failed' OR (status = 'doing' AND NOT EXISTS (
+          SELECT FROM procrastinate_workers AS worker
+          WHERE worker.id = job.worker_id AND worker.last_heartbeat >= now() - interval '1 minute')))
+    ORDER BY id
+    """
+)
+
+
+def lost(session: Session, task: str, oldest: timedelta) -> list[tuple[int, datetime]]:
+    """(id, for when) of the jobs that were scheduled for a moment within `oldest`, and whose worker was
+    killed, or failed as without the database. Those that were tried often are left out."""
+    rows = session.execute(_LOST, {"task": task, "oldest": oldest, "most": _MOST_ATTEMPTS})
+    return [(job_id, scheduled_at) for job_id, scheduled_at in rows]
 
 
 def _is_news(record: logging.LogRecord) -> bool:

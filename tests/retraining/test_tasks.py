@@ -294,6 +294,67 @@ def test_two_who_ask_at_once_get_one_retraining(
     assert len(begun) == times + 1
 
 
+def lose(database: Database, status: str) -> None:
+    """As a killed worker leaves its job, or one that lost the database."""
+    with database.session() as session:
+        session.execute(text(f"UPDATE procrastinate_jobs SET status = '{status}', worker_id = NULL"))
+
+
+@pytest.mark.parametrize("status", ["doing", "failed"])
+def test_what_was_asked_for_and_not_begun_is_done_by_the_next_sidecar(
+    drifted: Drifted, jobs: RetrainingJobs, queue: procrastinate.App, status: str
+) -> None:
+    """One that was killed while it asked the engine, say, or to which the database was away."""
+    job_id = jobs.request(queue, "engine-1", force=False)
+    lose(drifted.database, status)
+    with drifted.database.session() as session:
+        incidents.move(session, drifted.incident_id, "resolved", "over", datetime.now(UTC))
+    with capture_logs() as logs:
+        jobs.defer_due(queue)
+    assert [(line["log_level"], line["job"]) for line in logs if "job" in line] == [("warning", job_id)]
+    asyncio.run(work(drifted.database, jobs))
+    assert [(run.trigger, run.state) for run in runs(drifted.database)] == [("manual", "nothing_to_do")]
+    assert waiting(drifted.database) == 0
+
+
+def test_what_was_asked_for_and_had_begun_is_not_done_again(
+    drifted: Drifted, jobs: RetrainingJobs, queue: procrastinate.App
+) -> None:
+    """Its run tells that it was interrupted."""
+    jobs.request(queue, "engine-1", force=True)
+    lose(drifted.database, "doing")
+    with drifted.database.session() as session:
+        incidents.move(session, drifted.incident_id, "resolved", "over", datetime.now(UTC))
+        retrain_runs.begin(session, unended_run(drifted, "training"))
+    jobs.defer_due(queue)
+    asyncio.run(work(drifted.database, jobs))
+    assert [run.state for run in runs(drifted.database)] == ["failed"]
+
+
+def test_the_job_of_a_sidecar_that_lives_and_one_that_another_waits_behind_are_left_alone(
+    drifted: Drifted, jobs: RetrainingJobs, queue: procrastinate.App
+) -> None:
+    with drifted.database.session() as session:
+        incidents.move(session, drifted.incident_id, "resolved", "over", datetime.now(UTC))
+    jobs.request(queue, "engine-1", force=True)
+    begun = "UPDATE procrastinate_jobs SET status = 'doing', worker_id = {} WHERE status = 'todo'"
+    with drifted.database.session() as session:
+        worker = session.scalar(text("SELECT worker_id FROM procrastinate_register_worker_v1()"))
+        session.execute(text(begun.format(worker)))
+    jobs.defer_due(queue)
+    assert waiting_for_a_worker(drifted.database) == 0
+    lose(drifted.database, "doing")
+    second = jobs.request(queue, "engine-1", force=True)
+    RetrainingJobs(drifted.database, jobs._settings).defer_due(queue)
+    assert waiting_for_a_worker(drifted.database) == 1
+    assert second > 0
+
+
+def waiting_for_a_worker(database: Database) -> int:
+    with database.session() as session:
+        return session.scalar(text("SELECT count(*) FROM procrastinate_jobs WHERE status = 'todo'")) or 0
+
+
 def test_an_engine_that_is_away_is_asked_again(
     drifted: Drifted, queue: procrastinate.App, tmp_path: Path
 ) -> None:
