@@ -181,10 +181,13 @@ def removable(
     session: Session, server: str, target: str, keep: int, oldest_corpus: datetime, *, is_served: bool = True
 ) -> list[Draft]:
     """Drafts made here whose directories may go: all but the newest `keep`, and corpora made before
-    `oldest_corpus`; never the one in service, nor its parent, to which a rollback returns. `is_served`:
-    whether the target is: else nothing drafts from the corpus that was in service for it."""
+    `oldest_corpus`; never the one in service, nor its parent, to which a rollback returns, nor of models the
+    parent of that, to which one after it does. `is_served`: whether the target is: else nothing drafts from
+    the corpus that was in service for it."""
     serving = in_service(session, server, target)
     needed = {serving.version, serving.parent_version} if serving else set()
+    before = find(session, server, target, serving.parent_version or "") if serving else None
+    kept = needed | ({before.parent_version} if before else set())
     made = session.scalars(
         select(Draft)
         .where(*_is(server, target), *_HAS_FILES)
@@ -194,7 +197,7 @@ def removable(
     def may_go(place: int, draft: Draft) -> bool:
         if draft.method in CORPORA and draft.created_at < oldest_corpus:
             return draft.version not in needed or not is_served
-        return draft.version not in needed and place >= keep
+        return draft.version not in kept and place >= keep
 
     return [draft for place, draft in enumerate(made) if may_go(place, draft)]
 

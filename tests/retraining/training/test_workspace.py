@@ -77,6 +77,18 @@ def test_a_draft_on_its_way_into_service_keeps_its_files(
     assert draft_directory(tmp_path, "v3").exists()
 
 
+def test_the_draft_in_service_can_be_rolled_back_also_after_the_one_after_it_was(
+    database: Database, tmp_path: Path
+) -> None:
+    """As where the watch finds that one worse, and a person then the one before it."""
+    settings = make_settings(tmp_path, "http://127.0.0.1:9", keep_candidates=1)
+    home = tmp_path / "drafts"
+    made(database, home, "v2", "v3", "v4", "v5")
+    serves(database, "v5", home / "v5")
+    remove_old_drafts(database, settings, "engine-1", "target")
+    assert sorted(path.name for path in home.iterdir()) == ["v3", "v4", "v5"]
+
+
 def test_a_corpus_goes_when_captures_do_although_nothing_is_retrained_any_more(
     database: Database, tmp_path: Path
 ) -> None:
