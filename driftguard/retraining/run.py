@@ -35,7 +35,6 @@ from driftguard.retraining.ledger.outcome import Progress, RetrainOutcome, Trigg
 from driftguard.retraining.ledger.run_row import Job, new_run
 from driftguard.retraining.promotion import restart
 from driftguard.retraining.promotion.reconcile import end_killed, settle, settle_locked
-from driftguard.retraining.training import workspace
 from driftguard.retraining.training.draft_files import context_of, vocabulary_of
 from driftguard.retraining.training.plan import (
     Change,
@@ -98,7 +97,6 @@ def retrain(
                 return RetrainOutcome("nothing_to_do", _what_runs(database, info))
             info = settle_locked(database, settings, engine, info)
             outcome = _retrain(job(info), lock, incident_id, force=force, from_file=from_file)
-            workspace.remove_old_drafts(database, settings, info.server, info.target)
     except EngineRefused as error:
         end_killed(database, settings, name)
         return _failed(job(_last_known(database, name)), incident_id, error.detail)

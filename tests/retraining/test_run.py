@@ -51,6 +51,7 @@ from tests.retraining.world import (
     incident_states,
     make_settings,
     requests_of,
+    trained,
 )
 from tests.training.small_models import save_directory, small_model
 
@@ -181,6 +182,34 @@ def test_what_serves_instead_by_the_time_the_candidate_is_judged_stays(
     assert told[0] in outcome.reason
     assert run_of(drifted, outcome).state == "failed"
     assert incident_states(drifted.database, drifted.incident_id) == ["open", "mitigating", "open"]
+
+
+@pytest.mark.usefixtures("training_here")
+@pytest.mark.parametrize("is_away", [False, True])
+def test_a_draft_that_somebody_puts_into_service_while_another_is_made_keeps_its_files(
+    drifted: Drifted, engine: EngineStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_away: bool
+) -> None:
+    """One of long ago, which is stored as retired as long as the training lasts."""
+    monkeypatch.setattr(attempt, "AWAY_SECONDS", 0.0)
+    older = tmp_path / "data" / "drafts" / "older"
+    older.mkdir(parents=True)
+    trained(drifted.database, drifted.incident_id, drifted.parent, "older", str(older), "promoted")
+    settings = make_settings(tmp_path / "data", engine.url, keep_candidates=1)
+
+    def serve_older(progress: Progress) -> None:
+        if progress.stage == "evaluating":
+            engine.load({"version": "older", "directory": str(older)})
+            engine.activate("older")
+        elif progress.stage == "promoting" and is_away:
+            engine.mute = True
+
+    outcome = retrain(drifted.database, settings, on_progress=serve_older)
+    assert outcome.state == "failed"
+    assert older.is_dir()
+    engine.mute = False
+    settle(drifted.database, settings, "engine-1")
+    assert older.is_dir()
+    assert state_of_draft(drifted, "older") == "in_service"
 
 
 @pytest.mark.usefixtures("training_here")

@@ -131,7 +131,7 @@ def remove_leftovers(database: Database, data_directory: Path) -> None:
 
 def remove_outdated_corpora(database: Database, settings: Settings) -> None:
     """As `remove_old_drafts`, wherever there are any: nothing may be retrained or settled there for months.
-    What is being retrained does it at its end."""
+    What is being retrained does it when it is settled next."""
     oldest = datetime.now(UTC) - timedelta(days=settings.retention.captures_days)
     with database.session() as session:
         places = drafts.places_of_corpora(session, oldest)
