@@ -329,12 +329,14 @@ def _digest(session: Session, order: Order) -> str | None:
 def _ask_for_restart(
     database: Database, engine: RestartedEngine, order: Order, state: _Rolling, asked: Rollout
 ) -> Reply:
-    with database.session() as session:  # before the restart, which brings it into effect
+    with database.session() as session:
         wanted = drafts.find(session, order.server, order.target, order.draft_version)
         if (unusable := why_unusable(session, wanted, order.draft_version)) is not None:
             return Reply(refusal=unusable)
-        announced_drafts.announce(session, order.server, order.draft_version, "after_restart")
+    # The order first: who finds it withdraws what is announced, where this process is killed before it ends.
     _store(database, order.run_id, state, asked)
+    with database.session() as session:  # before the restart, which brings it into effect
+        announced_drafts.announce(session, order.server, order.draft_version, "after_restart")
     reply = engine.tell(order)
     if reply.refusal is None:
         return reply

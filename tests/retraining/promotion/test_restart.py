@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import NoReturn
 from uuid import UUID
 
 import msgspec
@@ -24,6 +25,7 @@ from driftguard.retraining.engines import webhook
 from driftguard.retraining.engines.connect import connect
 from driftguard.retraining.engines.engine_admin import EngineRefused
 from driftguard.retraining.ledger.outcome import Progress, RetrainOutcome
+from driftguard.retraining.promotion import restart
 from driftguard.retraining.promotion.reconcile import settle
 from driftguard.retraining.promotion.rollback import roll_back
 from driftguard.retraining.tasks import RetrainingJobs
@@ -285,6 +287,31 @@ def test_a_scraped_server_follows_the_order_that_is_given(restarts: Restarts) ->
     restarts.exits_with(7)
     promote(restarts.database, settings, made.id, made.incident_id)
     assert awaited() == {}
+
+
+@pytest.mark.parametrize(("killed_at", "state"), [("_store", "promoting"), ("announce", "rolling_out")])
+def test_a_job_that_is_killed_before_it_gives_the_order_leaves_no_draft_to_be_taken_for_served(
+    restarts: Restarts, monkeypatch: pytest.MonkeyPatch, killed_at: str, state: str
+) -> None:
+    """By the next restart of the server, whatever that is for."""
+    now = datetime.now(UTC)
+    with restarts.database.session() as session:
+        source = SourceState(SERVER, "vllm", "http://x", "counter", "reporting", "", now, now, now, 15.0)
+        sources.store(session, [source])
+
+    def killed(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    settings = restarts.settings(promote_timeout_seconds=0.01, promote_wait_seconds=0.01)
+    made = passed_the_gate(restarts.database, settings)
+    with monkeypatch.context() as patched:
+        patched.setattr(restart if killed_at == "_store" else announced_drafts, killed_at, killed)
+        with pytest.raises(KeyboardInterrupt):
+            promote(restarts.database, settings, made.id, made.incident_id)
+    assert (restarts.run(made.id).state, restarts.calls()) == (state, [])
+    wait_until(lambda: restarts.settled(settings, made.id) == "failed", "the end of the wait")
+    with restarts.database.session() as session:
+        assert announced_drafts.awaited(session) == {}
 
 
 def test_a_scraped_server_follows_a_rollback(restarts: Restarts) -> None:
