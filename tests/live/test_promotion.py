@@ -205,7 +205,7 @@ def test_a_draft_is_trained_promoted_and_rolled_back(serving: Serving, tmp_path:
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(beside.client.post, "/api/v1/rollback", json=wanted, timeout=RESTART_SECONDS)
         serving.restart()
-        assert answer.result().json() == {"server": "real", "draft_version": "v1"}
+        assert answer.result().json() == {"server": "real", "draft_version": "v1", "awaited": True}
     serving.ask(1)
     wait_until(lambda: run(beside)["state"] == "rolled_back", "records of the old draft")
     serving.count()
