@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from driftguard.detection.state.history import COMPACT_ROWS, FLOATS, WHOLE, History, Piece, row_of
 from driftguard.detection.state.stream_state import ALONE, GROWN, UNTOLD, OpenIncident, StreamState
-from driftguard.detection.statistics.factors import NOT_BEGUN, Profile, seen_at_least
+from driftguard.detection.statistics.factors import NOT_BEGUN, Profile, seen_of
 from driftguard.detection.statistics.sessions import OpenSessions, with_newest
 from driftguard.detection.statistics.turns import KEPT, OF_TURNS, with_wandering
 from driftguard.errors import DriftGuardError
@@ -86,8 +86,8 @@ class _Profile(msgspec.Struct, array_like=True):
     effect: _Array
     variance: _Array
     moved: _Array | None = None  # not in states of before
-    seen: _Array | None = None  # nor this
-    aside: _Array | None = None  # nor this
+    seen: _Array | None = None  # nor these two
+    aside: _Array | None = None
 
 
 class _Sessions(msgspec.Struct, array_like=True):
@@ -271,7 +271,7 @@ def _unpack(value: Any) -> Any:
         if value.moved is None:
             columns["moved"] = np.zeros_like(columns["used"])
         if value.seen is None:
-            columns["seen"] = seen_at_least(columns["totals"])
+            columns["seen"] = seen_of(columns["totals"])
         if value.aside is None:
             columns["aside"] = np.zeros_like(columns["current"])
         return Profile(**columns)

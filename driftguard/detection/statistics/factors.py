@@ -158,7 +158,7 @@ class Profile:
     current: Floats  # [C, H, 2] requests, sum of r
     totals: Floats  # [C, H, 3] over earlier cycles, weighted by age: requests N, N c, N c^2
     cycles: Floats  # [C, 2] of the totals; sum of (their cells - 1), weighted by age
-    seen: Ints  # [C, H] of these cycles, those with requests of the cell
+    seen: NDArray[np.uint8]  # [C, H] how many of these have requests of the cell, up to LEAST_CYCLES
     aside: Floats  # [C, H, 2] one more, which is the least like them: requests, sum of r
     reference: Floats  # [C, H] requests of the reference period
     used: NDArray[np.bool_]  # [C]
@@ -175,7 +175,7 @@ class Profile:
             current=np.zeros((strata, cells, 2)),
             totals=np.zeros((strata, cells, 3)),
             cycles=np.zeros((strata, 2)),
-            seen=np.zeros((strata, cells), dtype=np.int64),
+            seen=np.zeros((strata, cells), dtype=np.uint8),
             aside=np.zeros((strata, cells, 2)),
             reference=nothing,
             used=np.zeros(strata, dtype=np.bool_),
@@ -215,7 +215,7 @@ class Profile:
         begun = strata & self.used & ~self.moved
         totals = np.where(begun[:, None, None], 0.0, self.totals)
         cycles = np.where(begun[:, None], 0.0, self.cycles)
-        seen = np.where(begun[:, None], 0, self.seen)
+        seen = np.where(begun[:, None], 0, self.seen).astype(np.uint8)
         aside = np.where(begun[:, None, None], 0.0, self.aside)
         moved = self.moved | begun
         return replace(self, totals=totals, cycles=cycles, seen=seen, aside=aside, moved=moved)
@@ -442,21 +442,22 @@ def _with_cycle(profile: Profile, factor: Factor, over: Floats, counted: NDArray
             kept * profile.cycles[:, 1:] + np.maximum(_sum(present) - factor.lost, 0.0),
         ]
     )
+    seen = np.minimum(np.where(anew, 0, profile.seen) + present, LEAST_CYCLES)
     return replace(
         profile,
         totals=np.where(counted[:, None, None], kept[:, :, None] * profile.totals + added, profile.totals),
         cycles=np.where(counted[:, None], cycles, profile.cycles),
-        seen=np.where(counted[:, None], np.where(anew, 0, profile.seen) + present, profile.seen),
+        seen=np.where(counted[:, None], seen, profile.seen).astype(np.uint8),
         used=profile.used & ~(counted & anew[:, 0] & ~profile.moved),
     )
 
 
-def seen_at_least(totals: Floats) -> Ints:
-    """In how many cycles the cells of such totals [C, H, 3] were seen: 2 where those disagree about them, by
-    more than rounding does."""
+def seen_of(totals: Floats) -> NDArray[np.uint8]:
+    """`Profile.seen` of totals [C, H, 3]: cycles disagree about a cell that several have seen, by more than
+    rounding does."""
     n, sums, squares = np.moveaxis(totals, 2, 0)
     disagree = n * squares - sums**2 > SAME * n * squares
-    return np.where(n > 0.0, 1 + disagree, 0)
+    return np.where(n > 0.0, np.where(disagree, LEAST_CYCLES, 1), 0).astype(np.uint8)
 
 
 def _own_level(factor: Factor, weight: Floats, values: Floats) -> Floats:

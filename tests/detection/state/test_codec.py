@@ -51,9 +51,25 @@ def test_evidence_that_has_lost_its_age_begins_anew(stored: bytes) -> None:
 def test_a_state_of_before_goes_on(stored: bytes, fewer: int) -> None:
     wire = msgspec.msgpack.decode(stored[HEADER:])
     place = _State.__struct_fields__.index("profiles")
-    wire[place] = [profile[:-1] for profile in wire[place]]  # which knew of none that it had moved
+    # Which knew of none that it had moved, nor which days had seen an hour, nor of one set aside.
+    wire[place] = [profile[:-3] for profile in wire[place]]
     before = decode_state(written(wire[:-fewer]))
     assert encode_state(before) == stored
+
+
+def test_which_hours_several_days_have_seen_is_found_in_a_state_of_before() -> None:
+    rng = np.random.default_rng(5)
+    days = requests(rng, np.full(4_000, 0.7), seconds_apart=70.0)
+    state = fold_all(days)[0]
+    seen = state.profiles[0].seen
+    assert set(seen.ravel().tolist()) == {1, 2}  # the reference period took hours of the first whole day
+    wire = msgspec.msgpack.decode(encode_state(state)[HEADER:])
+    place = _State.__struct_fields__.index("profiles")
+    wire[place] = [profile[:-2] for profile in wire[place]]
+    before = decode_state(written(wire))
+    assert (before.profiles[0].seen == seen).all()
+    assert not before.profiles[0].has_aside.any()
+    fold_all(requests(rng, np.full(2_000, 0.7), first_ordinal=4_001, seconds_apart=70.0), state=before)
 
 
 @pytest.mark.parametrize("fewer", [1, 2, 3])  # common tests; and when each changed; and the distance
