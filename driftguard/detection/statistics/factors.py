@@ -69,7 +69,7 @@ LEAST_REQUESTS = 100.0
 LEAST_SHARED = 50.0  # requests of a cycle in cells that are known, to tell its level
 LEAST_STRAYS = 100
 PROFILE_LEVEL = 1e-3
-STANDS_OUT = 1e-4
+STANDS_OUT = 1e-4  # chance of what a cycle disagrees with the others by, below which it is left out
 SMALLEST_DISAGREEMENT = 1e-9
 SAME = 1e-9  # relative difference of two sums that are one but for rounding
 
