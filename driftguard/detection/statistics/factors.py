@@ -26,9 +26,9 @@ cell, not at its edge: what lies between a cell and its neighbours, beyond their
 
 Used from LEAST_CYCLES of them on, once the F test of the two-way layout cells x cycles says at PROFILE_LEVEL
 that cells differ by more than cycles disagree about them, and they lie further apart than what is to be
-ignored. Only cells that LEAST_CYCLES have seen tell that, as a fault of one day would be the rhythm of its
-hours; what is known of the others counts within the effects of these. From then on the end of every cycle
-brings it up to date. An operator who says that a change is usual has it used at once (`taken_as_usual`).
+ignored. Those that LEAST_CYCLES have seen must say so alone at REPEATED_LEVEL, as a fault of one day would be
+the rhythm of the hours that no other has seen. From then on the end of every cycle brings it up to date. An
+operator who says that a change is usual has it used at once (`taken_as_usual`).
 Cells are shrunken to their mean by empirical Bayes, g_h = g + t / (t + s / N_h) (c_h - g), with s the mean
 square of the disagreement, N_h the weight of the cell and t the variance between cells by moments. The
 variance that is left, t s / (t N_h + s), goes into the margin of every request (`expectation.py`); a cell
@@ -69,6 +69,7 @@ LEAST_REQUESTS = 100.0
 LEAST_SHARED = 50.0  # requests of a cycle in cells that are known, to tell its level
 LEAST_STRAYS = 100
 PROFILE_LEVEL = 1e-3
+REPEATED_LEVEL = 0.01  # of the cells that several cycles have seen alone
 STANDS_OUT = 1e-4  # chance of what a cycle disagrees with the others by, below which it is left out
 SMALLEST_DISAGREEMENT = 1e-9
 SAME = 1e-9  # relative difference of two sums that are one but for rounding
@@ -319,7 +320,7 @@ def cycle_over(
         return profile, np.zeros(len(counted), dtype=np.bool_)
     profile = _but_for_one(profile, factor, over, counted)
     known = _with_cycle(profile, factor, profile.aside, _fits(profile, factor))
-    shrunken, left, differ = _cells(known, factor, SMALLEST_DISAGREEMENT, known.seen >= LEAST_CYCLES)
+    shrunken, left, differ = _cells(known, factor, SMALLEST_DISAGREEMENT)
     effect, variance = _against_reference(profile.reference, shrunken, left)
     matters = differ & (amplitude(effect) > ignore)
     enough = known.cycles[:, 0] >= LEAST_CYCLES
@@ -339,7 +340,7 @@ def taken_as_usual(profile: Profile, factor: Factor, strata: NDArray[np.bool_], 
     of a cell that has one."""
     least = np.maximum(noise, SMALLEST_DISAGREEMENT)[:, None]
     known = _with_cycle(profile, factor, profile.aside, profile.has_aside)
-    shrunken, left, _ = _cells(known, factor, least, known.seen >= 1)
+    shrunken, left, _ = _cells(known, factor, least)
     effect, variance = _against_reference(profile.reference, shrunken, left)
     anew = strata & (profile.cycles[:, 0] >= 1.0) & (~profile.used | profile.moved)
     return _using(
@@ -410,7 +411,7 @@ def _fits(profile: Profile, factor: Factor) -> NDArray[np.bool_]:
     square, freedom = _unlike(profile.totals, profile.aside, factor)
     disagreement, left = _disagreement(profile, factor)
     ratio = square / np.maximum(disagreement[:, 0], SMALLEST_DISAGREEMENT)
-    chance = fdtrc(freedom, np.maximum(left[:, 0], 1.0), ratio)
+    chance = _by_chance(ratio, freedom, left[:, 0])
     alone = profile.cycles[:, 0] < LEAST_CYCLES
     return np.asarray(profile.has_aside & np.isfinite(square) & (alone | (chance >= STANDS_OUT)))
 
@@ -474,33 +475,42 @@ def _own_level(factor: Factor, weight: Floats, values: Floats) -> Floats:
 
 
 def _cells(
-    profile: Profile, factor: Factor, least: float | Floats, telling: NDArray[np.bool_]
+    profile: Profile, factor: Factor, least: float | Floats
 ) -> tuple[Floats, Floats, NDArray[np.bool_]]:
     """(shrunken effects [C, H], their variances, whether cells differ [C]) from the totals. `least`: mean
-    square of the disagreement, at least. `telling`: cells [C, H] that say whether they differ, and between
-    which effects those of the others lie."""
+    square of the disagreement, at least."""
     n, sums, _ = np.moveaxis(profile.totals, 2, 0)
     known = n > 0.0
-    each, own = np.where(known, n, 1.0), np.where(telling, n, 0.0)
-    total = np.maximum(_sum(own), 1.0)
-    cells = np.maximum(_sum(telling) - factor.lost, 1.0)  # degrees of freedom, [C, 1] as all that follow
+    each = np.where(known, n, 1.0)
     disagreement, left = _disagreement(profile, factor)
     disagreement = np.maximum(disagreement, least)
     rate = sums / each
     if factor.coarse:
         rate = rate - _own_level(factor, known.astype(np.float64), rate)
-    mean = _sum(own * rate) / total
-    between = _sum(own * (rate - mean) ** 2) / cells
-    chance = fdtrc(cells, np.maximum(left, 1.0), between / disagreement)
+    mean, between, cells = _between(factor, n, rate)
     enough = left >= np.maximum(factor.repeated * cells, 1.0)
-    differ: NDArray[np.bool_] = (enough & (chance < PROFILE_LEVEL))[:, 0]
-    size = np.maximum((total - _sum(own**2) / total) / cells, 1.0)
+    differ = enough & (_by_chance(between / disagreement, cells, left) < PROFILE_LEVEL)
+    _, again, repeated = _between(factor, np.where(profile.seen >= LEAST_CYCLES, n, 0.0), rate)
+    differ &= _by_chance(again / disagreement, repeated, left) < REPEATED_LEVEL
+    total = np.maximum(_sum(n), 1.0)
+    size = np.maximum((total - _sum(n**2) / total) / cells, 1.0)
     true = np.maximum(between - disagreement, 0.0) / size
     weight = np.where(known, true / (true + disagreement / each), 0.0)
     effect, variance = mean + weight * (rate - mean), true * (1.0 - weight)
-    told = np.where(telling, effect, mean)
-    effect = np.clip(effect, told.min(axis=1, keepdims=True), told.max(axis=1, keepdims=True))
-    return effect, variance + (_between_neighbours(effect, variance) if factor.coarse else 0.0), differ
+    margin = variance + (_between_neighbours(effect, variance) if factor.coarse else 0.0)
+    return effect, margin, differ[:, 0]
+
+
+def _between(factor: Factor, n: Floats, rate: Floats) -> tuple[Floats, Floats, Floats]:
+    """(weighted mean of the cells, mean square by which they differ, its degrees of freedom) [C, 1] each."""
+    mean = _sum(n * rate) / np.maximum(_sum(n), 1.0)
+    cells = np.maximum(_sum(n > 0.0) - factor.lost, 1.0)
+    return mean, _sum(n * (rate - mean) ** 2) / cells, cells
+
+
+def _by_chance(ratio: Floats, freedom: Floats, left: Floats) -> Floats:
+    """Of an F test."""
+    return np.asarray(fdtrc(freedom, np.maximum(left, 1.0), ratio))
 
 
 def _between_neighbours(effect: Floats, variance: Floats) -> Floats:
