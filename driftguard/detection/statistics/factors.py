@@ -479,12 +479,10 @@ def _cells(
 ) -> tuple[Floats, Floats, NDArray[np.bool_]]:
     """(shrunken effects [C, H], their variances, whether cells differ [C]) from the totals. `least`: mean
     square of the disagreement, at least."""
-    n, sums, _ = np.moveaxis(profile.totals, 2, 0)
+    n, rate = profile.totals[..., 0], _rate(profile.totals)
     known = n > 0.0
-    each = np.where(known, n, 1.0)
     disagreement, left = _disagreement(profile, factor)
     disagreement = np.maximum(disagreement, least)
-    rate = sums / each
     if factor.coarse:
         rate = rate - _own_level(factor, known.astype(np.float64), rate)
     mean, between, cells = _between(factor, n, rate)
@@ -495,7 +493,7 @@ def _cells(
     total = np.maximum(_sum(n), 1.0)
     size = np.maximum((total - _sum(n**2) / total) / cells, 1.0)
     true = np.maximum(between - disagreement, 0.0) / size
-    weight = np.where(known, true / (true + disagreement / each), 0.0)
+    weight = np.where(known, true / (true + disagreement / np.where(known, n, 1.0)), 0.0)
     effect, variance = mean + weight * (rate - mean), true * (1.0 - weight)
     margin = variance + (_between_neighbours(effect, variance) if factor.coarse else 0.0)
     return effect, margin, differ[:, 0]
