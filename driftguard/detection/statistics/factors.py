@@ -367,19 +367,22 @@ def _but_for_one(profile: Profile, factor: Factor, over: Floats, counted: NDArra
     aside, several = profile.aside, counted & profile.has_aside
     of_newest, of_aside = (_unlike(profile.totals, one, factor)[0] for one in (over, aside))
     of_both = np.where(profile.cycles[:, 0] == 1, _unlike(_alone(aside), over, factor)[0], np.inf)
-    first = several & (of_both < np.minimum(of_newest, of_aside))
+    of_others = np.minimum(of_newest, of_aside)
+    first = several & (of_both < of_others)
     newest = several & ~first & (of_newest > of_aside)
     second = counted & ~several & (profile.cycles[:, 0] > 0)
     after = replace(profile, totals=np.where(first[:, None, None], 0.0, profile.totals))
     after = _with_cycle(after, factor, aside, first | newest)
     after = _with_cycle(after, factor, over, counted & ~newest & ~second)
+    # Totals that begin with what can be compared with those before give nothing up.
+    used = after.used | (profile.used & first & np.isfinite(of_others))
     older = np.where(several[:, None, None], np.exp(-1.0 / factor.forgetting) * aside, aside)
     kept = np.where((newest | second)[:, None, None], over, older)
     kept = np.where(first[:, None, None], profile.totals[..., :2], kept)
     # What cannot be compared with those before has begun anew.
     begun = several & ~first & (after.cycles[:, 0] <= profile.cycles[:, 0])
     forgotten = begun[:, None] | (_sum(kept[..., 0]) < LEAST_SHARED)
-    return replace(after, aside=np.where(forgotten[:, :, None], 0.0, kept))
+    return replace(after, used=used, aside=np.where(forgotten[:, :, None], 0.0, kept))
 
 
 def _rate(cycle: Floats) -> Floats:

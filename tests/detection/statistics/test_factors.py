@@ -21,7 +21,14 @@ from driftguard.detection import (
     fold,
 )
 from driftguard.detection.state.codec import decode_state, encode_state
-from driftguard.detection.statistics.factors import DAY, Profile, cycle_over, cycles_begun, tallied
+from driftguard.detection.statistics.factors import (
+    DAY,
+    Profile,
+    cycle_over,
+    cycles_begun,
+    taken_as_usual,
+    tallied,
+)
 from tests.detection.traffic import fold_all, requests
 
 pytestmark = pytest.mark.slow
@@ -253,6 +260,31 @@ def test_days_of_other_hours_give_the_rhythm_up_and_say_so() -> None:
         rhythms = tallied(rhythms, stratum, np.full(600, day), hour, residual, np.ones(600, dtype=np.bool_))
     assert [day for day, changed in enumerate(told) if changed[0]] == [2, 7, 8]  # used, given up, used
     assert not any(changed[1] for changed in told)
+
+
+def with_day(rng: np.random.Generator, profile: Profile, number: int, hours: range) -> Profile:
+    """After a day of ten requests in each of these hours, with a slight rhythm; the next one begins."""
+    hour = np.repeat(np.array(hours), 10)
+    residual = 0.02 * np.sin(hour / 4.0) + rng.normal(0.0, 0.1, len(hour))
+    told, strata = np.ones(len(hour), dtype=np.bool_), np.zeros(len(hour), dtype=np.uint16)
+    profile = tallied(profile, strata, np.full(len(hour), number), hour, residual, told)
+    return cycle_over(profile, DAY, number + 1, 0.01)[0]
+
+
+def taken(profile: Profile) -> Profile:
+    return taken_as_usual(profile, DAY, np.ones(1, dtype=np.bool_), np.full(1, 0.01))
+
+
+def test_what_was_taken_as_usual_after_two_days_stays_in_use_whichever_of_three_is_set_aside() -> None:
+    given_up = 0
+    for seed in range(12):
+        rng = np.random.default_rng([106, seed])
+        profile = replace(Profile.none(DAY.cells, 1), reference=np.ones((1, DAY.cells)))
+        for number in (0, 1):
+            profile = with_day(rng, profile, number, range(24))
+        profile = with_day(rng, taken(profile), 2, range(24))
+        given_up += not profile.used[0]
+    assert given_up == 0
 
 
 def by_row(day: int, strays: int, days: NDArray[np.int64]) -> tuple[list[tuple[int, int]], int]:
