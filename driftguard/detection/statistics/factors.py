@@ -339,7 +339,10 @@ def taken_as_usual(profile: Profile, factor: Factor, strata: NDArray[np.bool_], 
     sure; unchanged where none is. `noise`: variance of one request [C], at least that of what one cycle says
     of a cell that has one."""
     least = np.maximum(noise, SMALLEST_DISAGREEMENT)[:, None]
-    known = _with_cycle(profile, factor, profile.aside, profile.has_aside)
+    square, _ = _unlike(profile.totals, profile.aside, factor)
+    # One that cannot be compared with those in the totals takes their place: only of two, the newest does.
+    counts_too = np.isfinite(square) | (profile.cycles[:, 0] < LEAST_CYCLES)
+    known = _with_cycle(profile, factor, profile.aside, profile.has_aside & counts_too)
     shrunken, left, _ = _cells(known, factor, least)
     effect, variance = _against_reference(profile.reference, shrunken, left)
     anew = strata & (profile.cycles[:, 0] >= 1.0) & (~profile.used | profile.moved)

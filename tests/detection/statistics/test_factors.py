@@ -262,10 +262,12 @@ def test_days_of_other_hours_give_the_rhythm_up_and_say_so() -> None:
     assert not any(changed[1] for changed in told)
 
 
-def with_day(rng: np.random.Generator, profile: Profile, number: int, hours: range) -> Profile:
+def with_day(
+    rng: np.random.Generator, profile: Profile, number: int, hours: range, by: float = 0.02
+) -> Profile:
     """After a day of ten requests in each of these hours, with a slight rhythm; the next one begins."""
     hour = np.repeat(np.array(hours), 10)
-    residual = 0.02 * np.sin(hour / 4.0) + rng.normal(0.0, 0.1, len(hour))
+    residual = by * np.sin(hour / 4.0) + rng.normal(0.0, 0.1, len(hour))
     told, strata = np.ones(len(hour), dtype=np.bool_), np.zeros(len(hour), dtype=np.uint16)
     profile = tallied(profile, strata, np.full(len(hour), number), hour, residual, told)
     return cycle_over(profile, DAY, number + 1, 0.01)[0]
@@ -285,6 +287,17 @@ def test_what_was_taken_as_usual_after_two_days_stays_in_use_whichever_of_three_
         profile = with_day(rng, taken(profile), 2, range(24))
         given_up += not profile.used[0]
     assert given_up == 0
+
+
+def test_a_day_of_other_hours_does_not_take_the_place_of_all_others_in_what_is_taken_as_usual() -> None:
+    rng, profile = np.random.default_rng(107), Profile.none(DAY.cells, 1)
+    profile = replace(profile, reference=np.ones((1, DAY.cells)))
+    for number, hours in enumerate((range(12), range(12, 24), range(12), range(12))):
+        profile = with_day(rng, profile, number, hours, by=0.05)
+    assert not profile.used[0]
+    effect = taken(profile).effect[0]
+    assert np.ptp(effect[:12]) > 0.005
+    assert np.ptp(effect[12:]) == 0.0  # which one day alone has seen, and nothing tells its level
 
 
 def by_row(day: int, strays: int, days: NDArray[np.int64]) -> tuple[list[tuple[int, int]], int]:
