@@ -1,8 +1,9 @@
 """The background jobs: retrain one server, settle one server, score the captures of one incident. The
-state is in the tables, never in a job.
+state is in the tables, not in a job, but for a retraining that a person asked for and that has not begun.
 
 `defer_due`, called every few seconds, reads from the tables what is due and queues it, at most one job of a
-kind per server. So a lost job, a killed worker or an engine that did not answer needs no repair.
+kind per server. So a lost job, a killed worker or an engine that did not answer needs no repair; the lost job
+of a person is queued again.
 """
 
 from __future__ import annotations
@@ -230,14 +231,20 @@ class RetrainingJobs:
         nobody was told. What has begun is not repeated, see `retrain`."""
         with self._database.session() as session:
             lost = job_queue.lost(session, f"{NAMESPACE}:retrain", OLDEST_REQUEST)
-        for job_id, asked_at in lost:
+            begun = {job.id for job in lost if retrain_runs.begun_since(session, job.server, job.asked_at)}
+        for job in lost:
             try:
-                app.job_manager.retry_job_by_id(job_id, retry_at=asked_at)
+                app.job_manager.retry_job_by_id(job.id, retry_at=job.asked_at)
             except ConnectorException as error:
                 if isinstance(error.__cause__, Exception) and is_database_failure(error.__cause__):
                     raise
                 continue  # another one of this server waits, or another sidecar was first
-            log.warning("a retraining that was asked for was not begun; it is queued again", job=job_id)
+            if job.id not in begun:
+                log.warning(
+                    "a retraining that was asked for was not begun; it is queued again",
+                    job=job.id,
+                    server=job.server,
+                )
 
     def _servers(self) -> set[str]:
         return {engine.server for engine in self._settings.engines}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from procrastinate import PsycopgConnector, SyncPsycopgConnector
 from procrastinate.exceptions import ConnectorException
@@ -89,7 +89,7 @@ def deferring_connector(database: Database) -> SyncPsycopgConnector:
 
 _LOST = text(
     """
-    SELECT id, scheduled_at FROM procrastinate_jobs AS job
+    SELECT id, args ->> 'server', scheduled_at FROM procrastinate_jobs AS job
     WHERE task_name = :task AND scheduled_at >= now() - CAST(:oldest AS interval) AND attempts < :most
       AND (status = 'failed' OR (status = 'doing' AND NOT EXISTS (
           SELECT FROM procrastinate_workers AS worker
@@ -99,11 +99,19 @@ _LOST = text(
 )
 
 
-def lost(session: Session, task: str, oldest: timedelta) -> list[tuple[int, datetime]]:
-    """(id, for when) of the jobs that were scheduled for a moment within `oldest`, and whose worker was
-    killed, or failed as without the database. Those that were tried often are left out."""
+class LostJob(NamedTuple):
+    """asked_at: the moment that it was scheduled for."""
+
+    id: int
+    server: str
+    asked_at: datetime
+
+
+def lost(session: Session, task: str, oldest: timedelta) -> list[LostJob]:
+    """The jobs that were scheduled for a moment within `oldest`, and whose worker was killed, or failed as
+    without the database. Those that were tried often are left out."""
     rows = session.execute(_LOST, {"task": task, "oldest": oldest, "most": _MOST_ATTEMPTS})
-    return [(job_id, scheduled_at) for job_id, scheduled_at in rows]
+    return [LostJob(*row) for row in rows]
 
 
 def _is_news(record: logging.LogRecord) -> bool:

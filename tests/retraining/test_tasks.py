@@ -326,9 +326,12 @@ def test_what_was_asked_for_and_had_begun_is_not_done_again(
     with drifted.database.session() as session:
         incidents.move(session, drifted.incident_id, "resolved", "over", datetime.now(UTC))
         retrain_runs.begin(session, unended_run(drifted, "training"))
-    jobs.defer_due(queue)
+    with capture_logs() as logs:
+        jobs.defer_due(queue)
+    assert [line for line in logs if "job" in line] == []
     asyncio.run(work(drifted.database, jobs))
     assert [run.state for run in runs(drifted.database)] == ["failed"]
+    assert waiting(drifted.database) == 0
 
 
 def test_the_job_of_a_sidecar_that_lives_and_one_that_another_waits_behind_are_left_alone(

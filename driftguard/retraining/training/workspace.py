@@ -146,9 +146,9 @@ def remove_outdated_corpora(database: Database, settings: Settings) -> None:
 
 def remove_old_drafts(database: Database, settings: Settings, server: str, target: str) -> None:
     """Removes all but the newest drafts made here, and corpora that are older than captured requests may be,
-    because they are made of these; never the one in service, nor its parent, nor what a run under way has
-    made: a server may be about to start with it. Of a target that another one took the place of for as long,
-    no corpus is in service."""
+    because they are made of these; never the one in service, nor those to which rollbacks return (see
+    `drafts.removable`), nor what a run under way has made: a server may be about to start with it. Of a
+    target that another one took the place of for as long, no corpus is in service."""
     with database.session() as session:
         for draft, directory in _outdated(session, settings, server, target):
             is_last = drafts.uses_of_files(session, draft) == 1
