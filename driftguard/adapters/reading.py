@@ -96,9 +96,7 @@ class Reading:
         lacks, as of a worker that a router could not reach: once they are back, they have counted on from
         there. None of a process that has ended, and those missing for the shortest time if there are many."""
         counters = _counters_of(before)
-        if _restarted_at(before, self) or _is_another_process(before, self):
-            return self
-        if _are_gone(before, self, counters):
+        if _nothing_goes_on(before, self, counters):
             return self
         ended = {_group(labels, WORKER_LABELS) for labels in _restarted_groups(before, self, counters)}
         samples = dict(self.samples)
@@ -202,10 +200,7 @@ class Increase:
     ) -> Increase:
         """`processes`: labels by which the counters of several processes are told apart; those of one restart
         together, whatever their other labels are. None: all labels but the position do that."""
-        restart = _restarted_at(before, after)
-        is_another = (
-            restart is not None or _is_another_process(before, after) or _are_gone(before, after, counters)
-        )
+        is_another = _nothing_goes_on(before, after, counters)
         groups = {} if is_another else _restarted_groups(before, after, counters, processes)
         gained = {
             name: {
@@ -218,7 +213,7 @@ class Increase:
             if name in after.samples
         }
         if is_another:
-            begun_at = _begun_after(restart, before, after)
+            begun_at = _begun_after(_restarted_at(before, after), before, after)
         elif groups:
             starts = [start for start in groups.values() if start is not None]
             known = datetime.fromtimestamp(min(starts), UTC) if starts else None
@@ -278,12 +273,16 @@ def _is_another_process(before: Reading, after: Reading) -> bool:
     return bool(before.process and after.process) and before.process != after.process
 
 
+def _nothing_goes_on(before: Reading, after: Reading, counters: Collection[str]) -> bool:
+    """Whether all counters begin anew: those of `after` are of another process, as far as is known."""
+    is_another = _restarted_at(before, after) is not None or _is_another_process(before, after)
+    return is_another or _are_gone(before, after, counters)
+
+
 def has_restarted(before: Reading, after: Reading) -> bool:
     """Whether the server, or a part of it with counters of its own, restarted between the two."""
     counters = {*_counters_of(before), *_counters_of(after)}
-    if _is_another_process(before, after) or _are_gone(before, after, counters):
-        return True
-    return _restarted_at(before, after) is not None or bool(_restarted_groups(before, after, counters))
+    return _nothing_goes_on(before, after, counters) or bool(_restarted_groups(before, after, counters))
 
 
 def _counters_of(reading: Reading) -> list[str]:
