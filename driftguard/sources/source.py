@@ -91,7 +91,7 @@ class Source:
         self.identity = replace(self.identity, target=self.target)
 
     def begin_at(self, reading: Reading) -> None:
-        """The next window does, with what it lacks as it was before."""
+        """Makes the next window begin at this reading, with counters that it lacks as they were before."""
         self.before = reading.after(self.before) if self.before else reading
 
     def at(self, path: str) -> str:

@@ -365,15 +365,16 @@ def _using(profile: Profile, used: NDArray[np.bool_], effect: Floats, variance: 
 
 
 def _but_for_one(profile: Profile, factor: Factor, over: Floats, counted: NDArray[np.bool_]) -> Profile:
-    """With the cycle that is over, in the strata where it counts. Of it, the one set aside and, where that is
-    a single one, the one in the totals, the cycle is set aside from then on that is least like the others."""
+    """With the cycle that is over, in the strata where it counts. The one that is least like the others is
+    set aside from then on: the cycle that is over, the one that was set aside before, or the one in the
+    totals where these hold a single one."""
     aside, several = profile.aside, counted & profile.has_aside
     of_newest, of_aside = (_unlike(profile.totals, one, factor)[0] for one in (over, aside))
     of_both = np.where(profile.cycles[:, 0] == 1, _unlike(_alone(aside), over, factor)[0], np.inf)
     of_others = np.minimum(of_newest, of_aside)
-    first = several & (of_both < of_others)
-    newest = several & ~first & (of_newest > of_aside)
-    second = counted & ~several & (profile.cycles[:, 0] > 0)
+    first = several & (of_both < of_others)  # the one in the totals is set aside
+    newest = several & ~first & (of_newest > of_aside)  # the one that is over is
+    second = counted & ~several & (profile.cycles[:, 0] > 0)  # it is too, as none is yet
     after = replace(profile, totals=np.where(first[:, None, None], 0.0, profile.totals))
     after = _with_cycle(after, factor, aside, first | newest)
     after = _with_cycle(after, factor, over, counted & ~newest & ~second)
