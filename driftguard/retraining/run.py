@@ -69,6 +69,7 @@ def retrain(
     on_progress: Callable[[Progress], None] = lambda _: None,
     should_stop: Callable[[], bool] = lambda: False,
     awaits_restart: bool = False,
+    stores_why_not: bool = False,
 ) -> RetrainOutcome:
     """Retrains the draft of one engine once, and says how it ended.
 
@@ -77,7 +78,8 @@ def retrain(
     Lines file of token ids, forces too, and is then the only source, for training and for the gate.
     `should_stop` is called a few times per second while the training process runs; a stopped run ends as
     failed. Where a restart promotes, it ends rolling_out as soon as the restart is ordered; with
-    `awaits_restart` it waits until records show whether that succeeded.
+    `awaits_restart` it waits until records show whether that succeeded. `stores_why_not`: also that another
+    process holds the server, for a person who finds the answer among the runs alone.
 
     Raises BadSettings (no such engine), BadInput (the traffic file), NotFound (the incident),
     DatabaseUnavailable.
@@ -94,7 +96,10 @@ def retrain(
         wait_seconds = 0.0 if trigger == "incident" else SETTLING_SECONDS
         with _free(database, engine, name, wait_seconds, should_stop) as (lock, info):
             if lock is None:
-                return RetrainOutcome("nothing_to_do", _what_runs(database, info))
+                runs = NothingToDo(_what_runs(database, info))
+                if stores_why_not and not should_stop():
+                    return _nothing_to_do(job(info), incident_id, runs)
+                return RetrainOutcome("nothing_to_do", runs.reason)
             info = settle_locked(database, settings, engine, info)
             outcome = _retrain(job(info), lock, incident_id, force=force, from_file=from_file)
     except EngineRefused as error:

@@ -139,6 +139,7 @@ class RetrainingJobs:
             incident_id=UUID(incident_id) if incident_id else None,
             force=force,
             should_stop=self._should_stop,
+            stores_why_not=asked_at is not None,
         )
         return f"{outcome.state}: {outcome.reason}"
 

@@ -334,6 +334,19 @@ def test_what_was_asked_for_and_had_begun_is_not_done_again(
     assert waiting(drifted.database) == 0
 
 
+def test_a_retraining_asked_for_while_the_server_is_settled_for_long_says_so_among_the_runs(
+    drifted: Drifted, jobs: RetrainingJobs, queue: procrastinate.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a command that restarts its engine for minutes."""
+    monkeypatch.setattr("driftguard.retraining.run.SETTLING_SECONDS", 0.0)
+    jobs.request(queue, "engine-1", force=True)
+    with retrain_runs.try_lock(drifted.database, "engine-1", "target"):
+        asyncio.run(work(drifted.database, jobs))
+    (answer,) = runs(drifted.database)
+    assert (answer.trigger, answer.state) == ("manual", "nothing_to_do")
+    assert "try again in a minute" in answer.reason
+
+
 def test_the_job_of_a_sidecar_that_lives_and_one_that_another_waits_behind_are_left_alone(
     drifted: Drifted, jobs: RetrainingJobs, queue: procrastinate.App
 ) -> None:
