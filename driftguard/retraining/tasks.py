@@ -115,7 +115,8 @@ class RetrainingJobs:
         incident_id: str | None = None,
         force: bool = False,
     ) -> str:
-        """Runs one retraining; returns how it ended and why. A failure is stored, not raised.
+        """Runs one retraining; returns how it ended and why. A failure is stored, not raised; raised is only
+        that one which a person asked for was stopped before it began.
 
         A job that a person asked for is scheduled for the moment at which they did. Nothing is done where a
         run has begun since: two ask at once, and while the first job begins, no run tells the second that
@@ -141,6 +142,8 @@ class RetrainingJobs:
             should_stop=self._should_stop,
             stores_why_not=asked_at is not None,
         )
+        if asked_at is not None and outcome.run_id is None and self._should_stop():
+            raise Conflict(f"stopped before it began: {outcome.reason}")  # `_queue_lost` queues what failed
         return f"{outcome.state}: {outcome.reason}"
 
     def settle(self, server: str) -> None:

@@ -347,6 +347,22 @@ def test_a_retraining_asked_for_while_the_server_is_settled_for_long_says_so_amo
     assert "try again in a minute" in answer.reason
 
 
+def test_a_retraining_asked_for_whose_sidecar_stops_while_it_waits_is_done_by_the_next_one(
+    drifted: Drifted, patient: Settings, queue: procrastinate.App
+) -> None:
+    stopped = RetrainingJobs(drifted.database, patient, should_stop=lambda: True)
+    stopped.request(queue, "engine-1", force=True)
+    with retrain_runs.try_lock(drifted.database, "engine-1", "target"):
+        asyncio.run(work(drifted.database, stopped))
+    assert runs(drifted.database) == []
+    with drifted.database.session() as session:
+        incidents.move(session, drifted.incident_id, "resolved", "over", datetime.now(UTC))
+    after = RetrainingJobs(drifted.database, patient)
+    after.defer_due(queue)
+    asyncio.run(work(drifted.database, after))
+    assert [each.trigger for each in runs(drifted.database)] == ["manual"]
+
+
 def test_the_job_of_a_sidecar_that_lives_and_one_that_another_waits_behind_are_left_alone(
     drifted: Drifted, jobs: RetrainingJobs, queue: procrastinate.App
 ) -> None:
