@@ -21,7 +21,7 @@ from driftguard.api.openapi import BATCH_COUNTS, batch_problems, example, json_l
 from driftguard.api.problems import record_errors
 from driftguard.api.request_body import Body, split_items
 from driftguard.errors import BadInput, Busy, Forbidden, TooLarge
-from driftguard.records import FUTURE_TOLERANCE, RecordError, check_text, decode_line
+from driftguard.records import FUTURE_TOLERANCE, RecordError, check_names, check_text, decode_line
 from driftguard.settings import Settings
 from driftguard.store.captures import (
     CapturedRequest,
@@ -134,6 +134,7 @@ def _decode_capture(text: Body, line: int, oldest: datetime, now: datetime) -> C
     capture = decode_line(_decode, text, line)
     for name in ("server", "target", "draft_version", "segment"):
         check_text(name, getattr(capture, name), line)
+    check_names(("server", "target", "segment"), capture, line)
     if not oldest <= capture.captured_at <= now + FUTURE_TOLERANCE:
         raise RecordError(
             f"{capture.captured_at.isoformat()} is not between {oldest.isoformat()} "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from json import JSONDecodeError
 from typing import Annotated, Final, Literal, TypeVar
@@ -21,6 +21,7 @@ Struct = TypeVar("Struct", bound=msgspec.Struct)
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**40)]  # sums of millions of records still fit a bigint
 Instant = Annotated[datetime, msgspec.Meta(tz=True)]
+MAX_NAMES_BYTES: Final = 2_600  # of one row of an index, which holds 2,704 with its header
 MAX_POSITIONS = 1_024  # and the largest K
 PerPosition = Annotated[list[Count], msgspec.Meta(max_length=MAX_POSITIONS)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # 31 years; sums of millions stay finite
@@ -184,6 +185,7 @@ def _check_rules(record: AcceptanceRecord, line: int | None) -> None:
             refuse(name, f"{value} is not a finite number")
     for name in ("server", "target", "draft", "draft_version", "method", "segment", "session"):
         check_text(name, getattr(record, name), line)
+    check_names(("server", "target", "draft_version", "method"), record, line)
     if record.started_requests is not None and record.kind != "window":
         refuse("started_requests", f"is of windows only, and this is a {record.kind}")
     _check_positions(record, line)
@@ -193,6 +195,19 @@ def check_text(name: str, value: str | None, line: int | None) -> None:
     """Raises RecordError where the database could not hold the field's value."""
     if value is not None and "\x00" in value:
         raise RecordError("holds a NUL character, which no text field may hold", field=name, line=line)
+
+
+def check_names(fields: Sequence[str], given: msgspec.Struct, line: int | None) -> None:
+    """Raises RecordError where these names are together too long for an index of the database."""
+    names = [getattr(given, field) for field in fields]
+    if 4 * sum(map(len, names)) <= MAX_NAMES_BYTES:  # the most that UTF-8 makes of them
+        return
+    size = sum(len(name.encode(errors="surrogatepass")) for name in names)
+    if size > MAX_NAMES_BYTES:
+        others = ", ".join(fields[1:])
+        raise RecordError(
+            f"has with {others} {size} bytes in UTF-8; at most {MAX_NAMES_BYTES}", field=fields[0], line=line
+        )
 
 
 def _check_positions(record: AcceptanceRecord, line: int | None) -> None:

@@ -95,6 +95,7 @@ def capturing(module_database_url: str) -> Any:
         ({"prompt_token_ids": "text"}, "prompt_token_ids"),
         ({"prompt": "text"}, "prompt"),
         ({"segment": "a\x00"}, "segment"),
+        (dict.fromkeys(("server", "target", "segment"), "\N{TURTLE}" * 256), "server"),
         ({"captured_at": (datetime.now(UTC) + timedelta(hours=1)).isoformat()}, "captured_at"),
         ({"captured_at": (datetime.now(UTC) - timedelta(days=8)).isoformat()}, "captured_at"),
     ],

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from fastapi import Request
 from sqlalchemy import text
@@ -111,6 +112,23 @@ def test_bad_lines_are_named_and_the_good_ones_stored(client: httpx.Client, data
     ]
     assert "3 of 5 records" in problem["detail"]
     assert stored(database) == 2
+
+
+def test_names_that_no_index_can_hold_are_named_and_the_other_records_stored(
+    client: httpx.Client, database: Database
+) -> None:
+    rng = np.random.default_rng(5)
+    fields = ("server", "target", "draft_version", "method")
+    long = {field: "".join(map(chr, rng.integers(0x4E00, 0x9FFF, 256))) for field in fields}
+    known = {field: name[:216] for field, name in long.items()}  # 2,592 bytes, the most but a few
+    good = [encode_record(record) for record in make_records(2)]
+    problem = client.post(PATH, content=b"\n".join([good[0], changed(**long), good[1]])).json()
+    assert (problem["accepted"], problem["errors_total"]) == (2, 1)
+    (error,) = problem["errors"]
+    assert (error["line"], error["field"]) == (2, "server")
+    assert "3072 bytes" in error["detail"]
+    assert client.post(PATH, content=changed(**known)).json() == {"accepted": 1, "duplicates": 0}
+    assert stored(database) == 3
 
 
 NOW = datetime.now(UTC)
