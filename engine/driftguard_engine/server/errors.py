@@ -27,6 +27,7 @@ CODES = {
     429: "no_room",
 }
 LONGEST_SHOWN_VALUE = 60
+BODY_FIELDS = {"prompt_token_ids": "prompt", "draft": "directory"}  # whose name is another inside the engine
 
 
 def openai_error(status: int, message: str, param: str | None, code: str) -> dict[str, Any]:
@@ -58,7 +59,7 @@ def install_error_handlers(app: FastAPI, refused: Callable[[str], None]) -> None
     async def engine_error(request: Request, error: EngineError) -> JSONResponse:
         refused(error.code)
         headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if error.status == 429 else None
-        field = "prompt" if error.field == "prompt_token_ids" else error.field
+        field = BODY_FIELDS.get(error.field or "", error.field)
         return error_response(request, error.status, error.detail, error.code, field, headers)
 
     @app.exception_handler(RequestValidationError)
