@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 INTERVAL: Final = "$__rate_interval"
+STEP: Final = "$__interval"
 WHOLE: Final = "$__range"
 SHOWN: Final = 20
 LATER: Final = "1e12"  # more than whatever is ranked: seconds, or places
@@ -52,6 +53,13 @@ def rise(name: str, over: str, *matchers: str, by: Sequence[str]) -> str:
     from their start on."""
     found, of = f"{series(name, *matchers)}[{over}]", (*PLACES, *by)
     return f"{_over('max', of)}(max_over_time({found})) - {_over('min', of)}(min_over_time({found}))"
+
+
+def risen(name: str, *matchers: str, by: Sequence[str]) -> str:
+    """The same for each step of a chart: the range reaches over several steps, and yet a rise is in one."""
+    of, found = (*PLACES, *by), f"max_over_time({series(name, *matchers)}[{INTERVAL}]"
+    now, before = (f"{_over('max', of)}({found}{shift}))" for shift in ("", f" offset {STEP}"))
+    return f"clamp_min({now} - {before}, 0)"
 
 
 def gauge(name: str, *matchers: str, by: Sequence[str] = ()) -> str:

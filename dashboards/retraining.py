@@ -77,7 +77,7 @@ def _now() -> list[Panel]:
             "Finished promotions",
             "Runs in the time range shown that ended with a new draft in service, after it was watched. "
             "Those that are still watched are not counted.",
-            (_ended(promql.WHOLE, is_("outcome", "promoted")), "{{outcome}}"),
+            (_ended(is_("outcome", "promoted")), "{{outcome}}"),
             unit="none",
             height=6,
         )
@@ -86,7 +86,7 @@ def _now() -> list[Panel]:
         panels.number(
             "Rollbacks",
             "Promoted drafts in the time range shown that did worse on live traffic and were rolled back.",
-            (_ended(promql.WHOLE, is_("outcome", "rolled_back")), "{{outcome}}"),
+            (_ended(is_("outcome", "rolled_back")), "{{outcome}}"),
             unit="none",
             bad_above=1,
             height=6,
@@ -96,15 +96,16 @@ def _now() -> list[Panel]:
     ]
 
 
-def _ended(over: str, *matchers: str) -> str:
-    """Ended runs by outcome."""
+def _ended(*matchers: str) -> str:
+    """Runs that ended in the time range shown, by outcome."""
     by = (*PLACE, "outcome")
-    rose = promql.rise("driftguard_retrain_runs_total", over, *CHOSEN, *matchers, by=by)
+    rose = promql.rise("driftguard_retrain_runs_total", promql.WHOLE, *CHOSEN, *matchers, by=by)
     return f"sum by (outcome) ({rose})"
 
 
 def _runs() -> list[Panel]:
     stages = promql.ranked("driftguard_retrain_stage", "stage", words.names(words.STAGES), *CHOSEN, by=PLACE)
+    ended = promql.risen("driftguard_retrain_runs_total", *CHOSEN, by=(*PLACE, "outcome"))
     return [
         panels.states(
             "Current run",
@@ -116,7 +117,7 @@ def _runs() -> list[Panel]:
         panels.bars(
             "Ended runs",
             "Ended runs, by outcome.",
-            (_ended(promql.INTERVAL), "{{outcome}}"),
+            (f"sum by (outcome) ({ended})", "{{outcome}}"),
             unit="none",
             words=words.OUTCOMES,
         ),

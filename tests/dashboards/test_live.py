@@ -27,6 +27,7 @@ pytestmark = pytest.mark.slow
 
 RANGE_SECONDS = 600  # all that there is, however slow the machine
 EVERYTHING = {
+    "__interval": "1m",
     "__rate_interval": "5m",
     "__range": f"{RANGE_SECONDS}s",
     "server": "chat",

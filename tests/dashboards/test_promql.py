@@ -14,7 +14,7 @@ from tests.dashboards.committed import every_panel, panel_queries
 pytestmark = needs_promtool
 
 STREAM = 'server="chat",target="llama",draft_version="v1",method="eagle3"'
-FILLED = {"__rate_interval": "2m", "__range": "60m"}  # every other variable: all there is
+FILLED = {"__interval": "1m", "__rate_interval": "2m", "__range": "60m"}  # every other variable: all there is
 
 
 def query(dashboard: str, panel: str) -> str:
@@ -108,8 +108,18 @@ def test_runs_that_ended_are_counted_through_a_change_of_the_address(tmp_path: P
         series("driftguard_retrain_runs_total", "a", labels, "0x10 1x10 2x5 3x5 stale"),
         series("driftguard_retrain_runs_total", "b", labels, "_x32 3x5 4x5 5x10"),
     ]
-    expression = query("driftguard-retraining", panel).replace("[2m]", "[60m]")
+    expression = (
+        query("driftguard-retraining", panel).replace("[2m]", "[60m]").replace("offset 1m", "offset 50m")
+    )
     check(tmp_path, found, expression, "50m", '5 {outcome="rolled_back"}')
+
+
+def test_a_run_that_ended_is_one_bar(tmp_path: Path) -> None:
+    """The range of the query reaches over several of a chart's steps, which are a minute apart."""
+    labels = 'server="chat",target="llama",outcome="promoted"'
+    found = [series("driftguard_retrain_runs_total", "a", labels, "3x10 4x20")]
+    bars = f"sum_over_time(({query('driftguard-retraining', 'Ended runs')})[25m:1m])"
+    check(tmp_path, found, bars, "30m", '1 {outcome="promoted"}')
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ const POINTS = 200;
 export function filler(dashboard, values, range) {
   const step = stepSeconds(range);
   const builtIn = {
+    __interval: `${step}s`,
     __rate_interval: `${Math.max(2 * MIN_STEP_SECONDS, 4 * MIN_STEP_SECONDS, step + MIN_STEP_SECONDS)}s`,
     __range: `${Math.ceil(range.end - range.start)}s`,
   };
