@@ -265,8 +265,8 @@ class RetrainingJobs:
 
     def _unfollowed(self, session: Session) -> Iterator[str]:
         """Servers whose records name another draft than the one that is known to be in service, or another
-        target than the one whose draft is watched. An engine with an admin API can be asked at once which one
-        it is."""
+        target than the one of that, or of a draft that is watched. An engine with an admin API can be asked
+        at once which one it is."""
         watched = [run for run in retrain_runs.unended(session) if run.state == "watching"]
         replaced = {run.server for run in watched if _is_replaced(session, run)}
         for engine in self._settings.engines:
@@ -277,11 +277,15 @@ class RetrainingJobs:
             of = stream_in_service if engine.admin_url is None else newest_stream
             stream = of(session, server)
             known = None if stream is None else drafts.in_service(session, server, stream.target)
-            if known is None and engine.admin_url is not None:  # of a target that took the place of another
+            if known is None:  # or of a target that took the place of another
                 known = drafts.in_service_of_server(session, server)
-            if stream is None or known is None or known.version == stream.draft_version:
+            if stream is None or known is None:
                 continue
-            if not retrain_runs.is_running(session, server, stream.target):
+            asks = engine.admin_url is not None
+            is_other = known.version != stream.draft_version and (asks or known.target == stream.target)
+            least = timedelta(0) if asks else source_activity.REPLACED_AFTER
+            is_replaced = known.target != stream.target and _is_silent(session, server, known.target, least)
+            if (is_other or is_replaced) and not retrain_runs.is_running(session, server, stream.target):
                 yield server
 
     def _due(
@@ -366,5 +370,11 @@ def _is_locked(session: Session, run: RetrainRun) -> bool:
 
 def _is_replaced(session: Session, run: RetrainRun) -> bool:
     """Whether another target took the place of the run's."""
-    silence = source_activity.silence(session, run.server, run.target)
-    return silence is not None and silence >= source_activity.REPLACED_AFTER
+    return _is_silent(session, run.server, run.target, source_activity.REPLACED_AFTER)
+
+
+def _is_silent(session: Session, server: str, target: str, least: timedelta) -> bool:
+    """Whether the server's newest traffic is of another target, for so long. False: of this one none was ever
+    heard, as of one that records call otherwise than the engine does."""
+    silence = source_activity.silence(session, server, target)
+    return silence is not None and silence >= least

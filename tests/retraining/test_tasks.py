@@ -598,6 +598,44 @@ def test_a_target_that_took_the_place_of_another_is_settled(
         assert list(jobs._unfollowed(session)) == []
 
 
+@pytest.mark.parametrize(
+    ("is_asked", "hours", "known"), [(True, 0, True), (False, 2, True), (False, 0, False)]
+)
+def test_the_draft_of_a_target_that_took_the_place_of_another_is_known_where_its_version_stayed(
+    drifted: Drifted,
+    engine: EngineStub,
+    jobs: RetrainingJobs,
+    queue: procrastinate.App,
+    is_asked: bool,
+    hours: int,
+    known: bool,
+) -> None:
+    """At once where the engine can be asked; else once the target before it is not only silent for a while."""
+    jobs.settle("engine-1")
+    engine.target_name = "another"
+    if not is_asked:
+        there = {"target_directory": Path("target"), "draft_directory": Path("draft")}
+        restarted = EngineSettings(server="engine-1", num_speculative_tokens=4, **there)
+        settings = jobs._settings.model_copy(update={"engines": [restarted]})
+        jobs = RetrainingJobs(drifted.database, settings)
+    made = record(drifted.parent, OLD, 0.7, datetime.now(UTC))
+    store(drifted.database, [msgspec.structs.replace(made, target="another")])
+    with drifted.database.session() as session:
+        session.execute(
+            update(Stream)
+            .where(Stream.target == "target")
+            .values(traffic_arrived_at=Stream.traffic_arrived_at - timedelta(hours=hours))
+        )
+        incidents.move(session, drifted.incident_id, "resolved", "over", datetime.now(UTC))
+    jobs.defer_due(queue)
+    asyncio.run(work(drifted.database, jobs))
+    with drifted.database.session() as session:
+        found = drafts.in_service(session, "engine-1", "another")
+    assert (found.version if found else None) == (drifted.parent if known else None)
+    RetrainingJobs(drifted.database, jobs._settings).defer_due(queue)
+    assert waiting(drifted.database) == 0
+
+
 def test_a_rollback_that_the_engine_refuses_is_told_and_asked_for_once_a_minute(
     drifted: Drifted,
     promoted: UUID,
