@@ -37,7 +37,7 @@ from driftguard.store import announced_drafts, drafts, retrain_runs, source_acti
 from driftguard.store.database import Database
 from driftguard.store.tables import Draft, RetrainRun
 
-ASK_AGAIN_AFTER: Final = timedelta(minutes=5)  # for a rollback that was refused
+ASK_AGAIN_AFTER: Final = timedelta(minutes=5)  # for a rollback that was refused, or cut off
 _Rolling = Literal["rolling_out", "rolling_back"]
 log = structlog.get_logger(__name__)
 
@@ -274,7 +274,9 @@ def _give(
     Raises PromotionStopped: it may have been received; MayBePaused: `go_on` has to go on.
     """
     wait = timedelta(seconds=engine.rules.promote_wait_seconds)
+    # Of a rollback that is cut off the order may never have been given, and the worse draft serves on.
     longest = timedelta(seconds=engine.rules.promote_timeout_seconds) + wait
+    longest = longest if order.action == "promote" else min(longest, ASK_AGAIN_AFTER)
     with database.session() as session:
         heard = source_activity.heard(session, order.server, order.target, order.draft_version)
     until = order.asked_at + longest

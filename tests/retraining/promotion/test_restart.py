@@ -413,6 +413,30 @@ def test_a_worse_draft_is_taken_back_by_the_same_command(restarts: Restarts, tmp
     assert "accepted less than the one before it" in (restarts.run(run_id).reason or "")
 
 
+def test_a_rollback_that_was_cut_off_before_its_order_was_given_is_asked_for_again_soon(
+    restarts: Restarts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worse draft serves until then."""
+    settings = restarts.settings()
+    run_id = restarts.watched(settings)
+
+    def killed(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(announced_drafts, "announce", killed)
+        with pytest.raises(KeyboardInterrupt):
+            roll_back(restarts.database, settings, server=SERVER, draft_version=NEW, reason="it loops")
+    assert restarts.settled(settings, run_id) == "rolling_back"
+    assert [call["DRIFTGUARD_ACTION"] for call in restarts.calls()] == ["promote"]
+    asked = retrain_runs.rollout_of(restarts.run(run_id))
+    earlier = timedelta(minutes=6)
+    restarts.change(run_id, "rollout", asked_at=asked.asked_at - earlier, until=asked.until - earlier)
+    assert restarts.unsettled(settings) == [SERVER]
+    assert restarts.settled(settings, run_id) == "rolling_back"
+    assert restarts.calls()[-1]["DRIFTGUARD_ACTION"] == "roll_back"
+
+
 def test_no_server_is_restarted_with_a_draft_whose_files_are_gone(restarts: Restarts, tmp_path: Path) -> None:
     settings = restarts.settings()
     run_id = restarts.watched(settings)
