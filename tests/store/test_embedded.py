@@ -116,6 +116,24 @@ def test_everything_killed_and_the_number_given_to_another_program(data_dir: Pat
         assert run_sql(url, "SELECT 1") == (1,)
 
 
+def test_a_start_killed_while_it_makes_the_database_leaves_nothing_in_the_way_of_the_next(
+    data_dir: Path,
+) -> None:
+    killed = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", HOLD, str(data_dir)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    while not list(data_dir.rglob("PG_VERSION")):  # the first file of a database
+        assert killed.poll() is None
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.communicate()
+    with start_embedded(data_dir) as url:
+        assert run_sql(url, "SELECT 1") == (1,)
+    assert {path.name for path in data_dir.iterdir()} == {"postgres", "postgres.lock"}
+
+
 @pytest.mark.slow
 def test_children_of_a_killed_server_that_do_not_end_are_ended(data_dir: Path) -> None:
     """As do those that wait for a lock which another one held as it crashed."""
