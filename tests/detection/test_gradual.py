@@ -9,12 +9,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from driftguard.detection import DriftSeenGradual, StreamState
+from driftguard.detection import DriftSeenGradual, ObservationBatch, StreamState
 from driftguard.detection.state.codec import decode_state, encode_state
 from driftguard.detection.statistics.ramp import Moves, fit, steady_clock
 from driftguard.records.documents.acceptance import Gradual
 from tests.detection.ramps import CONFIG, DAY, HOUR, Fall, found, simulate
-from tests.detection.traffic import fold_all, requests
+from tests.detection.traffic import START, fold_all, requests
 
 FIRST_SEED, RUNS = 31_000, 16
 
@@ -155,6 +155,31 @@ def test_a_step_that_looked_gradual_at_its_alarm_is_told_not_to_be() -> None:
     assert run.certain
     assert len(run.later) == 1
     assert not run.certain_by_now
+
+
+def windows(rng: np.random.Generator, means: np.ndarray) -> ObservationBatch:
+    """A window of 6,000 drafted tokens every 15 seconds."""
+    ordinals = np.arange(1, len(means) + 1)
+    accepted = np.rint(6_000 * (means + rng.normal(0.0, 0.02, len(means)))).astype(np.int64)
+    drafted, names = np.full(len(means), 6_000), ["default"] * len(means)
+    ended_at = START + 15.0 * ordinals.astype(np.float64)
+    return ObservationBatch.of(ordinals, names, drafted, accepted, ended_at, kind=["window"] * len(means))
+
+
+def test_a_fall_at_once_in_the_middle_of_a_window_is_not_called_gradual() -> None:
+    for seed in range(8):  # three of them were, at their alarm: the window lies between both levels
+        rng = np.random.default_rng([58, seed])
+        means = np.concatenate([np.full(150, 0.6), [rng.uniform(0.4, 0.6)], np.full(20, 0.4)])
+        told = [getattr(finding, "gradual", None) for finding in fold_all(windows(rng, means))[1]]
+        assert not any(one.certain for one in told if one is not None)
+
+
+def test_a_fall_over_some_windows_is_called_gradual() -> None:
+    means = np.interp(np.arange(300), [150, 170], [0.6, 0.4])  # in five minutes
+    findings = fold_all(windows(np.random.default_rng(59), means))[1]
+    told = [finding.gradual for finding in findings if isinstance(finding, DriftSeenGradual)]
+    assert told[-1] is not None
+    assert told[-1].certain
 
 
 def test_a_ramp_that_is_over_is_told_from_a_step() -> None:

@@ -36,6 +36,7 @@ class Moves:
     variance: Floats  # [T] of x, inflated
     stratum: NDArray[np.intp]  # [T] below C
     level_error: Floats  # [C] standard error of the level
+    of_windows: NDArray[np.bool_] | None = None  # [T] a change at once may lie within the row; None: in none
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,8 @@ def fit(rows: Moves, since: float, *, rise: bool) -> Ramp | None:
     shown. g is a difference of two hinges (t - onset)+, whose products are sums from a row on, so that all
     onsets and ends [P, P] are tried without a row of each.
     The ramp is the best one with end = the last row. It is `certain` where that beats the best step at any
-    row by MARGIN; neither has more parameters. Where one with an earlier end beats the best step by
+    row by MARGIN; neither has more parameters. A window shows any part of a step that falls within it, so
+    such a step counts among them too. Where one with an earlier end beats the best step by
     MARGIN_OVER, and every ramp that goes on by OVER, it is that one, and over. Neither is said where two
     steps the same way explain more, by IN_STEPS: a fall, and then a further one. The interval of the onset is
     of the likelihood profiled over the end in any case; it holds a step too, whose end is next to its onset.
@@ -102,6 +104,8 @@ def fit(rows: Moves, since: float, *, rise: bool) -> Ramp | None:
     if gains[going_on, -1] <= 0.0:
         return None
     step, two_steps = _best_step(products, sign), _best_two_steps(products, time, places, sign)
+    if rows.of_windows is not None and rows.of_windows.any():
+        step = max(step, _best_step_within(products, rows.of_windows, sign))
     begin, end = np.unravel_index(gains.argmax(), gains.shape)
     over = bool(gains[begin, end] > max(step + MARGIN_OVER, gains[going_on, -1] + OVER, two_steps - IN_STEPS))
     if not over:
@@ -170,6 +174,17 @@ def _best_step(rows: _Products, sign: float) -> float:
     return float(_gains(_from(rows.product)[:-1] - own @ rows.level, square, sign).max())
 
 
+def _best_step_within(rows: _Products, of_windows: NDArray[np.bool_], sign: float) -> float:
+    """The largest gain of a step that falls within a window, which shows any part of it; 0 where there is
+    none."""
+    own, weight = _from(rows.own)[:-1], _from(rows.weight)[:-1]
+    cross = _from(rows.product)[:-1] - own @ rows.level
+    square = weight - (own**2 / rows.total).sum(axis=1)
+    both = weight[1:] - (own[:-1] * own[1:] / rows.total).sum(axis=1)
+    gains = _two_steps(cross[:-1], cross[1:], square[:-1], square[1:], both, sign)
+    return float(np.where(of_windows[:-1], gains, 0.0).max(initial=0.0))
+
+
 def _best_two_steps(rows: _Products, time: Floats, places: Floats, sign: float) -> float:
     """The largest gain of two steps the same way, at two of the `places` [P]; 0 where there are none."""
     at = np.searchsorted(time, places, side="left")
@@ -178,14 +193,21 @@ def _best_two_steps(rows: _Products, time: Floats, places: Floats, sign: float) 
     weight = _from(rows.weight)[at]
     both = np.minimum(weight[:, None], weight[None, :]) - (own / rows.total) @ own.T
     square = np.diag(both)
-    apart = square[:, None] * square[None, :] - both**2
-    first = (
-        square[None, :] * cross[:, None] - both * cross[None, :]
-    )  # the heights of the steps, times `apart`
-    second = square[:, None] * cross[None, :] - both * cross[:, None]
+    return float(
+        _two_steps(cross[:, None], cross[None, :], square[:, None], square[None, :], both, sign).max()
+    )
+
+
+def _two_steps(
+    cross: Floats, cross2: Floats, square: Floats, square2: Floats, both: Floats, sign: float
+) -> Floats:
+    """The gains of pairs of steps; 0 where they do not go the same way."""
+    apart = square * square2 - both**2
+    first = square2 * cross - both * cross2  # the heights of the steps, times `apart`
+    second = square * cross2 - both * cross
     same_way = (apart > SMALLEST * square.max() ** 2) & (sign * first > 0.0) & (sign * second > 0.0)
-    gains = (first * cross[:, None] + second * cross[None, :]) / (2.0 * np.where(same_way, apart, 1.0))
-    return float(np.where(same_way, gains, 0.0).max())
+    gains = (first * cross + second * cross2) / (2.0 * np.where(same_way, apart, 1.0))
+    return np.where(same_way, gains, 0.0)
 
 
 def _ramps(rows: _Products, time: Floats, places: Floats, sign: float) -> tuple[Floats, Floats]:

@@ -330,6 +330,7 @@ def _gradual(
         variance=variance * state.inflation[rows.stratum],
         stratum=stratum,
         level_error=base.mean_error[strata],
+        of_windows=state.of_windows[rows.stratum],
     )
     watched_since = max(int(state.ready_ordinal[strata].min()), since)
     forgotten = int(history.ordinal[0]) > watched_since + 1
