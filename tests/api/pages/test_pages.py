@@ -450,6 +450,23 @@ def test_a_segment_with_spaces_in_its_name_is_drawn(
     assert page.evaluate("chosen.value") == name
 
 
+def test_a_segment_with_a_long_name_fits_a_phone(
+    guarded: httpx.Client, database: Database, open_page: Opener
+) -> None:
+    """As of proxy.segment_from = "path"."""
+    with database.session() as session:
+        key = create_key(session, "operator")
+    names = {"/v1/projects/north-sea/deployments/assistant_of_customer_service": 0.7, "default": 0.6}
+    now = datetime.now(UTC)
+    drawn = Traffic(seed=94).draw(6, names)
+    guarded.headers["Authorization"] = f"Bearer {key}"
+    post(guarded, [msgspec.structs.replace(one, ended_at=now) for one in drawn])
+    wait_until(lambda: guarded.get("/api/v1/streams/1").json()["segments"] != [], "the fold")
+    page = open_page(f"{guarded.base_url}/streams/1", viewport={"width": 390, "height": PHONE_SCREEN})
+    expect(page.locator("#charts .legend", has_text="north-sea").first).to_be_visible()
+    assert page.evaluate(LOOKS)["overflowing"] == []
+
+
 def shown_range(page: Page) -> list[tuple[float, float]]:
     """Of the time axis of each chart, seconds."""
     page.wait_for_selector("#charts[data-bin-seconds]")
