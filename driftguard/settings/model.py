@@ -66,7 +66,7 @@ _EXTERNAL_URL: Final = re.compile(r"https?://[^\s/\\?#]+((?:/(?!\.\.?(?:/|$))[A-
 
 
 def _with_host_and_port(url: str) -> str:
-    if not is_readable_url(url):
+    if not is_readable_url(url) or not (host := urlsplit(url).hostname) or len(host.split()) > 1:
         raise ValueError("its host or port cannot be read")
     return url
 
