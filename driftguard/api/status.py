@@ -76,7 +76,7 @@ def _status(query: StatusQuery, context: Context) -> StatusAnswer:
             fleet=FleetModel.of(streams_in_service.gather(session, known), context.settings.detection),
             streams=models_of(session, now, found[: query.limit], Places.of(context, scraped)),
             streams_left_out=max(len(found) - query.limit, 0),
-            sources=source_models(session, scraped),
+            sources=source_models(session, scraped, now),
             sources_elsewhere=list(context.sources_elsewhere()),
             unrecorded=[
                 UnrecordedModel.model_validate(one)
@@ -146,13 +146,14 @@ def is_key_needed(settings: Settings) -> bool:
     return not is_loopback(parts.hostname or "") or parts.port != settings.port
 
 
-def source_models(session: Session, scraped: Sequence[Source]) -> list[SourceModel]:
+def source_models(session: Session, scraped: Sequence[Source], now: datetime) -> list[SourceModel]:
     sidecars = scrape_leases.sidecars(session)
     known = sources.versions(session, [source.server for source in scraped])
     announced = announced_drafts.awaited(session)
     return [
         SourceModel.of(
             source,
+            now,
             sidecars.get(source.server),
             known[source.server].version if source.server in known else None,
             announced.get(source.server),

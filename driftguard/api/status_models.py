@@ -21,7 +21,10 @@ from driftguard.probes.loop import ProbingState
 from driftguard.records import Fidelity, UnrecordedReason
 from driftguard.records.positions import Positions
 from driftguard.settings import DetectionSettings, FalseAlarmScope
+from driftguard.store import sources
 from driftguard.store.tables import RetrainRun, Source
+
+_UNREAD: Final = "no sidecar reads it any more: it is in the settings of none that runs"
 
 
 class FrozenModel(BaseModel):
@@ -338,9 +341,15 @@ class SourceModel(FrozenModel):
 
     @classmethod
     def of(
-        cls, source: Source, scraped_by: str | None, version: str | None, announced: str | None
+        cls, source: Source, now: datetime, scraped_by: str | None, version: str | None, announced: str | None
     ) -> SourceModel:
-        more = {"scraped_by": scraped_by, "version": version, "announced_draft_version": announced}
+        more: dict[str, object] = {
+            "scraped_by": scraped_by,
+            "version": version,
+            "announced_draft_version": announced,
+        }
+        if sources.is_unread(source, now):
+            more |= {"condition": "stale", "detail": _UNREAD, "since": source.scraped_at}
         return cls.model_validate(source).model_copy(update=more)
 
 

@@ -20,6 +20,7 @@ PUSHED: Final = "OTLP"  # in place of the address of a scraped server
 LATELY: Final = timedelta(minutes=1)
 FORGOTTEN_AFTER: Final = timedelta(days=1)  # a server of which nothing is read any more
 STALE_INTERVALS: Final = 3
+UNREAD_AFTER: Final = timedelta(minutes=5)
 SAME_START: Final = timedelta(minutes=1)  # what a start time moves by, as the clock of the machine is set
 STARTS_KEPT: Final = timedelta(days=100)
 
@@ -164,6 +165,13 @@ def quiet_servers(known: Sequence[Source], now: datetime) -> set[str]:
         and now - source.scraped_at
         <= max(STALE_INTERVALS * timedelta(seconds=source.interval_seconds), LATELY)
     }
+
+
+def is_unread(source: Source, now: datetime) -> bool:
+    """Whether no sidecar tries to scrape it any more: then its condition is of the past. Of one whose metrics
+    are pushed, `look_at_pushed` notes that."""
+    patience = max(STALE_INTERVALS * timedelta(seconds=source.interval_seconds), UNREAD_AFTER)
+    return source.url != PUSHED and now - source.scraped_at > patience
 
 
 def all_sources(session: Session) -> list[Source]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from driftguard.app import Sidecar, create_app
@@ -21,7 +21,7 @@ from driftguard.sources.scrape import scrape
 from driftguard.sources.source import Scraped
 from driftguard.store import sources as stored
 from driftguard.store.database import Database
-from driftguard.store.tables import Record, ServerStart
+from driftguard.store.tables import Record, ServerStart, Source
 from tests.adapters.fake_engines import FakeVllm
 from tests.alerting.http_receiver import wait_until
 from tests.api.ingest_server import serving
@@ -218,6 +218,27 @@ def test_an_idle_server_is_not_stale_and_one_that_is_gone_is(
         assert verdict(status) == "insufficient_data"
         server.pages.clear()
         assert verdict(until(client, lambda status: condition(status) == "metrics_hidden")) == "stale"
+
+
+def test_a_server_that_no_sidecar_scrapes_any_more_is_not_called_reporting(
+    database: Database, tmp_path: Path, server: Served
+) -> None:
+    """Its row is shown for a day, also where it was taken out of the settings."""
+    engine = FakeVllm(running=0)
+    engine.serve([2] * 100)
+    server.pages["/metrics"] = ok(engine.text)
+    kept = {"url": f"{server.url}/metrics", "server": "kept"}
+    with sidecar(database, tmp_path, [kept, {**kept, "server": "removed"}]) as client:
+        until(client, lambda status: [one["condition"] for one in status["sources"]] == ["idle", "idle"])
+    with database.session() as session:
+        long_ago = datetime.now(UTC) - timedelta(minutes=6)
+        session.execute(update(Source).values(scraped_at=long_ago, answered_at=long_ago))
+    with sidecar(database, tmp_path, [kept]) as client:
+        found = until(client, lambda status: status["sources"][0]["condition"] == "idle")["sources"][1]
+        assert (found["server"], found["condition"]) == ("removed", "stale")
+        assert found["detail"] == "no sidecar reads it any more: it is in the settings of none that runs"
+        assert datetime.fromisoformat(found["since"]) == long_ago
+        assert found["detail"] in client.get("/").text
 
 
 def test_two_sidecars_with_the_same_source_count_it_once_and_the_second_takes_over(

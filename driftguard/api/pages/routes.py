@@ -121,7 +121,7 @@ def _fleet(query: FleetQuery, context: Context, request: Request) -> HTMLRespons
                 IncidentModel.of(*row) for row in incidents.list_page(session, limit=SHOWN, state="resolved")
             ],
             running=_runs(session, "running"),
-            sources=source_models(session, scraped),
+            sources=source_models(session, scraped, now),
             elsewhere=context.sources_elsewhere(),
             probes=context.probed(),
             unrecorded=[
@@ -176,7 +176,7 @@ def stream_page(stream_id: StreamId, context: AnyContext, request: Request) -> H
         of_target = [item for item in found if item.stream.target == stream.target]
         related = models_of(session, now, of_target, Places.of(context, scraped))
         shown = next(item for item in related if item.id == stream_id)
-        servers = source_models(session, scraped)
+        servers = source_models(session, scraped, now)
         history = _drafts(session, stream.server, stream.target)
         newest = incidents.list_page(session, limit=SHOWN, wanted=RowFilter(streams=[stream_id]))
         return render(

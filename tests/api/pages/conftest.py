@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from sqlalchemy import update
 
 from driftguard.store.database import Database
-from driftguard.store.tables import Stream
+from driftguard.store.tables import Source, Stream
 from tests.api.pages.scene import Scene, fleet
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -47,7 +47,7 @@ def fleet_of_all(
 
 @pytest.fixture
 def scene(fleet_of_all: Scene) -> Scene:
-    """Its records look new: after five minutes of other tests its streams would be stale."""
+    """Its records look new: after five minutes of other tests its streams and sources would be stale."""
     now = datetime.now(UTC)
     with fleet_of_all.database.session() as session:
         session.execute(
@@ -55,6 +55,7 @@ def scene(fleet_of_all: Scene) -> Scene:
             .where(Stream.traffic_arrived_at.is_not(None))
             .values(traffic_arrived_at=now, traffic_ended_at=now)
         )
+        session.execute(update(Source).values(scraped_at=now))
     return fleet_of_all
 
 
