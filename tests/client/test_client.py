@@ -448,7 +448,7 @@ def test_records_are_sent_though_no_thread_could_be_started_to_look_the_name_up(
         await client.close(60)
         return client.counts
 
-    # Not on uvloop, which older releases of uvicorn make the loop of a process: it needs no thread of Python's.
+    # Not on uvloop, which older releases of uvicorn make the loop of a process: it needs no Python threads.
     with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
         counts = runner.run(scenario())
     assert not refusals
