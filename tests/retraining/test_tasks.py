@@ -344,7 +344,7 @@ def test_a_retraining_asked_for_while_the_server_is_settled_for_long_says_so_amo
         asyncio.run(work(drifted.database, jobs))
     (answer,) = runs(drifted.database)
     assert (answer.trigger, answer.state) == ("manual", "nothing_to_do")
-    assert "try again in a minute" in answer.reason
+    assert "try again in a minute" in (answer.reason or "")
 
 
 def test_a_retraining_asked_for_whose_sidecar_stops_while_it_waits_is_done_by_the_next_one(
