@@ -98,7 +98,7 @@ def as_traffic(path: Path, done: dict[str, FinishedRequest]) -> Path:
 def test_no_draft_token_takes_less_than_no_time_on_a_busy_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lookup, "seconds_per_call", lambda _, tokens: 1.0 if tokens == 1 else 0.9)
+    monkeypatch.setattr(lookup, "seconds_in_turns", lambda _: [1.0, 0.9])
     traffic = as_traffic(tmp_path / "heldout.jsonl", answers(engine_of(None), seed=2, count=3))
     found = lookup.evaluate_corpora(EvaluateCorporaSettings(TARGET, (None,), traffic, K))
     (draft,) = cast("Any", found["drafts"])

@@ -42,7 +42,7 @@ from driftguard.diagnosis.comparisons import Rate, interval, rate_of
 from driftguard.records.documents.acceptance import from_to
 from driftguard.records.documents.retraining_run import Comparison, Costs, Decision, GateRules
 
-TIMING_NOISE = 0.05  # relative; medians of repeated forward passes differ by this much between runs
+TIMING_NOISE = 0.05  # relative; times of forward passes differ by this much between runs
 SMALL_GROUPS = "small groups together"
 
 

@@ -13,7 +13,7 @@ from driftguard_training.model_directories import LoadedModel, load_model
 from driftguard_training.serving import DraftedAnswer, Expected, add_drafts, ends_of
 from driftguard_training.settings import AcceptanceRule, EvaluateSettings
 from driftguard_training.teacher import read_answers
-from driftguard_training.timing import seconds_per_call
+from driftguard_training.timing import seconds_in_turns, timed_pass
 from driftguard_training.traffic import ServedRequest, read_fitting
 
 _BATCH_REQUESTS = 8
@@ -28,8 +28,8 @@ def evaluate(settings: EvaluateSettings) -> dict[str, object]:
     that is the ratio of sums, and "kept", the mean acceptance probability of a single draft token, which
     varies less from request to request (see RequestScore). "steps" are those that make the segment's
     "positions" output tokens. "surprise" of each request, in nats per token, is about 0 where the answers are
-    the target's own (see driftguard_training.serving). Times are in seconds: medians of repeated calls with
-    one request in flight.
+    the target's own (see driftguard_training.serving). Times are in seconds, with one request in flight
+    (see driftguard_training.timing).
 
     Requests that are longer than the context of the target or of any draft are scored for none, so that all
     drafts have the same ones; "left_out" counts them by segment.
@@ -53,6 +53,9 @@ def evaluate(settings: EvaluateSettings) -> dict[str, object]:
         for one in read.requests
     ]
     scores = _scores(target, drafts, served, settings.acceptance_rule)
+    step, *seconds = seconds_in_turns(
+        [timed_pass(target.model, settings.num_speculative_tokens + 1), *(draft.timed() for draft in drafts)]
+    )
     return {
         "num_speculative_tokens": settings.num_speculative_tokens,
         "temperature": settings.temperature,
@@ -60,14 +63,14 @@ def evaluate(settings: EvaluateSettings) -> dict[str, object]:
         "verification": settings.verification,
         "left_out": read.left_out(),
         "surprise": [score.surprise for score in scores[0]],
-        "seconds_per_target_step": seconds_per_call(target.model, settings.num_speculative_tokens + 1),
+        "seconds_per_target_step": step,
         "drafts": [
             {
                 "directory": str(draft.directory),
-                "seconds_per_draft_token": draft.seconds_per_token(),
+                "seconds_per_draft_token": of_token,
                 "segments": _segments(served, of_draft),
             }
-            for draft, of_draft in zip(drafts, scores, strict=True)
+            for draft, of_draft, of_token in zip(drafts, scores, seconds, strict=True)
         ],
     }
 

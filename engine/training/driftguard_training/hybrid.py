@@ -26,7 +26,7 @@ from driftguard_training.model_directories import LoadedModel, load_model
 from driftguard_training.serving import DraftedAnswer, Guess, add_drafts, ends_of
 from driftguard_training.settings import AcceptanceRule, EvaluateHybridSettings
 from driftguard_training.teacher import read_answers
-from driftguard_training.timing import seconds_per_call
+from driftguard_training.timing import seconds_in_turns, timed_pass
 from driftguard_training.traffic import ServedRequest, read_fitting
 
 _BATCH_REQUESTS = 8
@@ -58,7 +58,8 @@ def evaluate_hybrid(settings: EvaluateHybridSettings) -> dict[str, object]:
         )
         for one in read.requests
     ]
-    vocabulary, model_seconds, ends = target.tokenizer.get_vocab(), model.seconds_per_token(), ends_of(target)
+    vocabulary, ends = target.tokenizer.get_vocab(), ends_of(target)
+    step, of_token = seconds_in_turns([timed_pass(target.model, k + 1), model.timed()])
     matches = Matches(least=settings.least_match)
     drafters = [corpus_drafter(directory, vocabulary, matches) for directory in settings.corpora]
     scores: list[list[Score]] = [[] for _ in drafters]
@@ -70,9 +71,9 @@ def evaluate_hybrid(settings: EvaluateHybridSettings) -> dict[str, object]:
             places += len(request.output_token_ids)
             surprise.append(answer.surprise() / len(request.output_token_ids))
             for number, drafter in enumerate(drafters):
-                began = time.perf_counter()
+                began = time.thread_time()
                 guesses = _guesses(drafter, request, k)
-                lookups[number] += time.perf_counter() - began
+                lookups[number] += time.thread_time() - began
                 drawn[number] += guesses.count(None)
                 scores[number].append(_score(answer, guesses, ends))
     return {
@@ -80,12 +81,11 @@ def evaluate_hybrid(settings: EvaluateHybridSettings) -> dict[str, object]:
         "temperature": settings.temperature,
         "surprise": surprise,
         "left_out": read.left_out(),
-        "seconds_per_target_step": seconds_per_call(target.model, k + 1),
+        "seconds_per_target_step": step,
         "drafts": [
             {
                 "directory": None if directory is None else str(directory),
-                "seconds_per_draft_token": lookups[number] / places / k
-                + drawn[number] / places * model_seconds,
+                "seconds_per_draft_token": lookups[number] / places / k + drawn[number] / places * of_token,
                 "segments": scored_segments(served, scores[number], k),
             }
             for number, directory in enumerate(settings.corpora)

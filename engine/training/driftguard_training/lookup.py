@@ -37,7 +37,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrained
 from driftguard_training.errors import BadModelDirectory, TooLittleTraffic
 from driftguard_training.model_directories import load_model, save_files
 from driftguard_training.settings import CorpusSettings, EvaluateCorporaSettings
-from driftguard_training.timing import seconds_per_call
+from driftguard_training.timing import seconds_in_turns, timed_pass
 from driftguard_training.traffic import TrafficRequest, read_traffic
 
 _TIMED_LOOKUPS = 300
@@ -137,8 +137,8 @@ def _step_seconds(target: Path, k: int) -> tuple[float, float]:
     """Of the target, for one token and for k + 1; where a busy machine says that more tokens take less, the
     same."""
     model = load_model(target, "target").model
-    one = seconds_per_call(model, 1)
-    return one, max(one, seconds_per_call(model, k + 1))
+    one, more = seconds_in_turns([timed_pass(model, 1), timed_pass(model, k + 1)])
+    return one, max(one, more)
 
 
 def _seconds(
@@ -218,14 +218,14 @@ def scored_segments(
 
 
 def _lookup_seconds(drafter: SuffixDrafter, requests: Sequence[TrafficRequest], k: int) -> float:
-    """Median over lookups in the middle of answers."""
+    """Median over lookups in the middle of answers, of the time in which the processor was theirs."""
     seconds = []
     for request in requests[:_TIMED_LOOKUPS]:
         middle = len(request.prompt_token_ids) + len(request.output_token_ids) // 2
         text = packed(request.token_ids[:middle])
-        started = time.perf_counter()
+        started = time.thread_time()
         drafter.continuation(text, k)
-        seconds.append(time.perf_counter() - started)
+        seconds.append(time.thread_time() - started)
     return statistics.median(seconds)
 
 

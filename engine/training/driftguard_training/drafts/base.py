@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from driftguard_training.settings import Loss
 from driftguard_training.teacher import Told
+from driftguard_training.timing import Timed
 from driftguard_training.traffic import TrafficRequest
 
 
@@ -39,8 +40,8 @@ class Draft(ABC):
         """
 
     @abstractmethod
-    def seconds_per_token(self) -> float:
-        """Median seconds to draft one token, with one request in flight."""
+    def timed(self) -> Timed:
+        """What it does to draft, with one request in flight."""
 
     @abstractmethod
     def save(self, output: Path, facts: Mapping[str, object]) -> str:

@@ -18,7 +18,7 @@ from driftguard_training.drafts.base import Draft
 from driftguard_training.model_directories import LoadedModel, check_fit, load_model, save_model
 from driftguard_training.settings import Loss
 from driftguard_training.teacher import Teacher, Told, output_logits
-from driftguard_training.timing import seconds_per_call
+from driftguard_training.timing import Timed, timed_pass
 from driftguard_training.traffic import TrafficRequest
 
 
@@ -50,8 +50,8 @@ class DraftModel(Draft):
             requests = [_read_as(request, known) for request in requests]
         return [each[:, : self._vocabulary] for each in output_logits(self._loaded.model, requests)]
 
-    def seconds_per_token(self) -> float:
-        return seconds_per_call(self._loaded.model, 1)
+    def timed(self) -> Timed:
+        return timed_pass(self._loaded.model, 1)
 
     def save(self, output: Path, facts: Mapping[str, object]) -> str:
         one = self._loaded

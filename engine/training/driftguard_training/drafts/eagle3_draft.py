@@ -24,7 +24,7 @@ from driftguard_training.model_directories import LoadedModel
 from driftguard_training.passes import chains
 from driftguard_training.settings import Loss
 from driftguard_training.teacher import Teacher, Told, read_answers
-from driftguard_training.timing import median_seconds
+from driftguard_training.timing import Timed
 from driftguard_training.traffic import TrafficRequest
 
 _TIMED_ROOM = 64  # positions
@@ -105,15 +105,13 @@ class Eagle3Draft(Draft):
         spread = logits.new_full((len(logits), self._target.vocabulary), -torch.inf)
         return spread.index_copy_(1, self._token_ids, logits)
 
-    def seconds_per_token(self) -> float:
-        """Of one pass of the engine's own head."""
+    def timed(self) -> Timed:
+        """A pass of the engine's own head."""
         ends = self._embedding, self._unembed, self._target.vocabulary
         model = Eagle3Model(self._head, self._token_ids, *ends, 1, _TIMED_ROOM)
         places = iter(range(_TIMED_ROOM))
         hidden = torch.zeros(1, self._head.config.layer.hidden_size)
-        return median_seconds(
-            lambda: model.predict(model.read([1], [Span(0, next(places), 1)], hidden)), _TIMED_ROOM
-        )
+        return Timed(lambda: model.predict(model.read([1], [Span(0, next(places), 1)], hidden)), _TIMED_ROOM)
 
     def save(self, output: Path, facts: Mapping[str, object]) -> str:
         return save_trained_head(output, self.directory, self._head, {**facts, "passes": PASSES})

@@ -4,6 +4,7 @@ before the newest token, and their likeliest tokens make a tree."""
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -23,10 +24,8 @@ from driftguard_training.medusa import head_logits, save_heads
 from driftguard_training.model_directories import LoadedModel
 from driftguard_training.settings import Loss
 from driftguard_training.teacher import Teacher, Told, read_answers
-from driftguard_training.timing import median_seconds
+from driftguard_training.timing import Timed
 from driftguard_training.traffic import TrafficRequest
-
-_TIMED_CALLS = 64
 
 
 class MedusaDraft(Draft):
@@ -82,16 +81,15 @@ class MedusaDraft(Draft):
         for step, logits in zip(range(k), head_logits(self._heads, self._target.model, states), strict=False):
             yield [logits[row, _places_of(one, step)] for row, one in enumerate(requests)]
 
-    def seconds_per_token(self) -> float:
-        """Of all heads, for each token of the deepest path."""
+    def timed(self) -> Timed:
+        """All heads, for each token of the deepest path."""
         state = torch.zeros(1, 1, self._width)
 
         def draft() -> None:
             for logits in head_logits(self._heads, self._target.model, state):
                 logits.topk(1)
 
-        with torch.no_grad():
-            return median_seconds(draft, _TIMED_CALLS) / len(self._heads)
+        return Timed(draft, sys.maxsize, tokens=len(self._heads))
 
     def save(self, output: Path, facts: Mapping[str, object]) -> str:
         weights = [load_file(path) for path in weight_files(self.directory)]
