@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -133,6 +135,19 @@ def test_a_fall_of_all_segments_is_one_incident_of_the_stream() -> None:
     assert found[0].scope == "stream"
     assert len(found[0].segments) >= 3
     assert found[0].before.rate - found[0].after.rate == pytest.approx(0.12, abs=0.08)
+
+
+def test_a_fall_of_all_segments_is_told_where_nothing_is_known_of_the_lengths_of_one() -> None:
+    """As where its answers became a thousand times longer: none of its requests tells anything."""
+    rng = np.random.default_rng(26)
+    names, code = even_mix(rng, 6_000)
+    fallen = np.arange(6_000) >= 5_000
+    batch = requests(rng, np.where(fallen, MEANS[code] - 0.12, MEANS[code]), names)
+    length = np.where(fallen & (code == 0), 1e6, rng.integers(100, 1_000, 6_000))
+    with np.errstate(all="raise", under="ignore"):
+        found = opened(fold_all(replace(batch, output_tokens=length.astype(np.int64)))[1])
+    assert found[0].scope == "stream"
+    assert NAMES[0] not in [change.segment for change in found[0].segments]
 
 
 def test_a_rise_is_reported_as_up_and_does_not_hide_a_later_fall() -> None:

@@ -195,7 +195,7 @@ def _beyond_baseline(alarm: _Alarm, after: Columns) -> list[int]:
     beyond = [
         code
         for code in present
-        if distance[after.segment == code].mean() > 0.0
+        if distance[after.segment == code].sum() > 0.0
         and alarm.evidence[code] ** 2 >= alarm.evidence[present[0]]
     ]
     return beyond or present[:1]
