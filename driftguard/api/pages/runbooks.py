@@ -19,6 +19,8 @@ from driftguard.errors import NotFound
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
 MARKDOWN = ".md"
+_TO_SET = "`$SIDECAR` in the commands is the address of the status page. Set it, and the other names"
+_TO_SET_HERE = "Set the names"  # the address stands there already
 
 
 @router.get("/runbooks/{alert}")
@@ -34,7 +36,7 @@ def runbook(alert: str, request: Request, context: Annotated[Context, Depends(ge
     if alert.endswith(MARKDOWN):
         return PlainTextResponse(text)
     sidecar = (context.settings.alerting.external_url or str(request.base_url)).rstrip("/")
-    body = _html(text.replace("$SIDECAR", sidecar).replace("SIDECAR=http://driftguard:8200", sidecar))
+    body = _html(text.replace(_TO_SET, _TO_SET_HERE).replace("$SIDECAR", sidecar))
     return render(request, "runbook.html", alert=name, body=body, others=sorted(known.keys() - {name}))
 
 

@@ -38,6 +38,7 @@ def test_a_runbook_shows_its_parts_in_order_its_pages_and_commands_to_copy(alert
     assert links & {"/dashboards/fleet", "/dashboards/stream", "/dashboards/retraining"}
     assert "http://sidecar:8200" in page.text
     assert "$SIDECAR" not in page.text
+    assert "<p>Set the names in capitals, before you paste.</p>" in page.text
     assert '<pre tabindex="0"><code class="language-sh">' in page.text
 
 
