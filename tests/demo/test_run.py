@@ -17,13 +17,15 @@ import pytest
 from rich.console import Console
 
 from driftguard.demo import sidecar_client
-from driftguard.demo.processes import DemoFailed, free_url
+from driftguard.demo.processes import DemoFailed, free_url, sidecar_config
 from driftguard.demo.run import DemoOptions, run_demo
 from driftguard.demo.sidecar_client import SidecarClient, wait_for
 from driftguard.demo.stages import Facts, Loop, drift
 from driftguard.demo.traffic import Answer, Traffic
 from driftguard.demo.view import Screen, Stage
 from driftguard.errors import BadInput
+from driftguard.incident_lifecycle import severity
+from driftguard.settings.loading import load_settings
 from tests.conftest import PATIENCE_SECONDS
 from tests.sources.served import ok, served
 
@@ -51,6 +53,13 @@ def test_an_earlier_demo_is_not_continued(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     with pytest.raises(BadInput, match=r"--log-dir: .* holds an earlier demo"):
         run_demo(options(log_directory=tmp_path))
+
+
+def test_a_fall_after_which_answers_came_no_slower_is_paged(tmp_path: Path) -> None:
+    """As on a machine that other work leaves meanwhile: the demo would wait for its page in vain."""
+    file = tmp_path / "driftguard.toml"
+    file.write_text(sidecar_config(tmp_path, "http://engine:1", "http://sidecar:1", ["http://pager:1"], []))
+    assert severity("down", -0.1, load_settings(file).alerting.page_slowdown) == "warning"
 
 
 def test_what_goes_on_slowly_is_waited_for_and_what_stands_still_is_not(
