@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from datetime import datetime
 from typing import Annotated, Literal
 
 from fastapi import Request
 from pydantic import (
     AfterValidator,
-    AwareDatetime,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -42,12 +42,19 @@ Name = Annotated[
 
 def _as_date(value: object) -> object:
     if isinstance(value, str) and not _DATE.match(value):  # else a number would mean seconds since 1970
-        raise ValueError("should be a date and time with UTC offset, as in 2026-11-01T00:00:00Z")
+        raise ValueError(_NO_TIME)
+    return value
+
+
+def _with_offset(value: datetime) -> datetime:
+    if value.tzinfo is None:
+        raise ValueError(_NO_TIME)
     return value
 
 
 _DATE = re.compile(r"\d{4}-")
-Time = Annotated[AwareDatetime, BeforeValidator(_as_date)]
+_NO_TIME = "should be a date and time with UTC offset, as in 2026-11-01T00:00:00Z"
+Time = Annotated[datetime, BeforeValidator(_as_date), AfterValidator(_with_offset)]
 StreamId = Annotated[int, Field(ge=1, lt=2**63)]
 
 
@@ -95,7 +102,7 @@ class TimeRange(BaseModel):
 
     @field_validator("until")
     @classmethod
-    def _after_since(cls, until: AwareDatetime | None, info: ValidationInfo) -> AwareDatetime | None:
+    def _after_since(cls, until: datetime | None, info: ValidationInfo) -> datetime | None:
         since = info.data.get("since")
         if until is not None and since is not None and until <= since:
             raise ValueError(f"is not after since ({since.isoformat()})")

@@ -277,6 +277,11 @@ WRONG: list[tuple[list[str], int, str]] = [
         2,
         "--since: 'yesterday' should be a date and time with UTC offset, such as 2026-11-01T00:00:00Z, or",
     ),
+    (
+        ["incidents", "list", "--since", "2026-11-01"],
+        2,
+        "Bad input: since: should be a date and time with UTC offset, as in 2026-11-01T00:00:00Z",
+    ),
     (["incidents", "list", "--since", "2026-11-32"], 2, "Bad input: since: Input should be a valid datetime"),
     (["incidents", "list", "--cursor", "x"], 2, "Bad input: cursor: not a cursor of this list"),
     (["drafts", "announce", "chat", "v2"], 1, "Not found: there is no scraped server chat"),
