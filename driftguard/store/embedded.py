@@ -51,7 +51,8 @@ class _Said(logging.Handler):
     text = ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.text = str(record.args[-1]) if isinstance(record.args, tuple) and record.args else ""
+        if isinstance(record.args, tuple) and record.args:  # none where it shows the server's log
+            self.text = str(record.args[-1])
 
 
 _said = _Said()
@@ -144,14 +145,15 @@ def _start_again(server: PostgresServer, pgdata: Path) -> None:
 @contextmanager
 def _started(pgdata: Path) -> Iterator[None]:
     """Raises DatabaseUnavailable where what is done in the context fails, with the server's last words."""
+    log = pgdata / "log"
+    said_before = log.stat().st_size if log.is_file() else 0
     try:
         with _one_at_a_time:
             yield
     except _FAILURES as error:
-        log = pgdata / "log"
         more = f"; its log is {log}" if log.exists() else ""  # none where it could not be made
         raise DatabaseUnavailable(
-            f"the embedded database in {pgdata} does not start ({_why(error, log)}){more}"
+            f"the embedded database in {pgdata} does not start ({_why(error, log, said_before)}){more}"
         ) from error
 
 
@@ -273,22 +275,23 @@ def _postmaster_runs(pgdata: Path) -> bool:
     return str(pgdata) in command and "postgres" in Path(command[0]).name
 
 
-def _why(error: Exception, log: Path) -> str:
-    """Of pg_ctl it is the server's log that tells, of initdb, which makes none, what it said."""
+def _why(error: Exception, log: Path, said_before: int) -> str:
+    """Of pg_ctl it is the server's log that tells, from byte `said_before` on; where nothing was written
+    there, as by initdb, or by a server that may not, what the command said."""
     if not isinstance(error, subprocess.CalledProcessError):
         return _first_line(error)
-    if log.exists():
-        return _last_words(log)
+    if log.exists() and log.stat().st_size > said_before:
+        return _last_words(log, said_before)
     lines = [line.strip() for line in _said.text.splitlines() if line.strip()]
     told = [line for line in lines if "error:" in line or "FATAL:" in line]
     return (told or lines or [_first_line(error)])[0]
 
 
-def _last_words(log: Path) -> str:
+def _last_words(log: Path, said_before: int) -> str:
     """The last line of the server's log that says why it ended."""
     try:
         with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - _LOG_TAIL_BYTES))
+            file.seek(max(said_before, log.stat().st_size - _LOG_TAIL_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
     except OSError as error:
         return f"no log: {error.strerror}"

@@ -199,6 +199,22 @@ def test_a_database_that_cannot_be_made_says_why(data_dir: Path) -> None:
     assert "its log" not in str(refused.value)
 
 
+def test_a_copy_of_a_database_that_its_server_may_not_read_is_told_so(data_dir: Path) -> None:
+    """As after cp -r by root. The server's log is copied with it, and ends with what was wrong long ago."""
+    with start_embedded(data_dir):
+        pass
+    control, log = data_dir / "postgres" / "global" / "pg_control", data_dir / "postgres" / "log"
+    control.chmod(0)
+    os.chown(control, os.geteuid(), -1)
+    with log.open("a") as file:
+        file.write("FATAL:  the database system is starting up\n")
+    with (
+        pytest.raises(DatabaseUnavailable, match=r"does not start \(.*pg_control.*Permission denied\)"),
+        start_embedded(data_dir),
+    ):
+        pass
+
+
 @pytest.mark.parametrize("name", ["with space", "file"])
 def test_a_directory_that_does_not_fit_is_named(data_dir: Path, name: str) -> None:
     (data_dir / "file").touch()
