@@ -17,11 +17,11 @@ from driftguard.settings.secrets import masked_command, secrets_of
 
 @dataclass(frozen=True, slots=True)
 class ShownSetting:
-    """`name`: with dots. `value`: of a list of groups what differs from their defaults."""
+    """`name`: with dots. `value`: of a list of groups what differs from their defaults; -: none."""
 
     name: str
     value: str
-    default: object
+    default: str
     meaning: str
     is_changed: bool
 
@@ -31,7 +31,7 @@ def shown(settings: Settings) -> Iterator[ShownSetting]:
     masked, told = secrets_of(settings).masked, _without_arguments(settings)
     for name, default, meaning in describe_settings():
         value = reduce(getattr, name.split("."), told)
-        yield ShownSetting(name, masked(_text(value)), default, meaning, value != default)
+        yield ShownSetting(name, _text(value, masked), _text(default, masked), meaning, value != default)
 
 
 def shown_as_json(settings: Settings) -> str:
@@ -47,10 +47,18 @@ def _without_arguments(settings: Settings) -> Settings:
     return settings.model_copy(update={"retraining": rules})
 
 
-def _text(value: object) -> str:
-    if isinstance(value, list | tuple) and value and isinstance(value[0], BaseModel):
-        return json.dumps([one.model_dump(mode="json", exclude_defaults=True) for one in value])
-    return str(value)
+def _text(value: object, mask: Callable[[str], str]) -> str:
+    """A true is `true`, as in the file, and no `True`."""
+    if value is None:
+        return "-"
+    if isinstance(value, list | tuple):
+        value = [
+            one.model_dump(mode="json", exclude_defaults=True) if isinstance(one, BaseModel) else one
+            for one in value
+        ]
+    if isinstance(value, bool | list | dict):
+        return json.dumps(_masked(value, mask), ensure_ascii=False)
+    return mask(str(value))
 
 
 def _masked(value: Any, mask: Callable[[str], str]) -> Any:

@@ -130,6 +130,9 @@ def test_settings_lists_value_default_and_meaning() -> None:
     [line] = [line for line in result.stdout.splitlines() if line.startswith("port ")]
     assert "8311" in line
     assert "8200" in line
+    lines = dict(line.split(maxsplit=1) for line in result.stdout.splitlines())
+    assert lines["http.require_key_to_read"].startswith("(default)  false ")  # as the file has it
+    assert lines["retraining.promote_webhook"].startswith("(default)  - ")
 
 
 @pytest.mark.parametrize("form", [(), ("--json",)])
