@@ -253,9 +253,13 @@ def _adapter_of(source: Source, text: str) -> Adapter:
         return source.adapter
     if text.lstrip().startswith("<"):
         raise _Stopped("metrics_hidden", "it answers with a web page, not with metrics: is this the address?")
-    if source.adapter is not None and source.is_kind_given:
-        raise _Stopped("metrics_hidden", f"no metric of {source.adapter.name}: {source.adapter.show_metrics}")
     found = detect(text)
+    if source.adapter is not None and source.is_kind_given:
+        given = source.adapter
+        if found is None:
+            raise _Stopped("metrics_hidden", f"no metric of {given.name}: {given.show_metrics}")
+        is_another = f"its metrics are of {found.name}, not of {given.name}"
+        raise _Stopped("metrics_hidden", f"{is_another}: set `kind` to {found.kind}, or leave it out")
     if found is None:
         raise _Stopped("metrics_hidden", "its metrics are not those of a supported serving engine")
     source.adapter, source.before, source.version = found, None, None

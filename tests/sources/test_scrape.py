@@ -407,6 +407,13 @@ def test_hidden_metrics_are_told_with_what_shows_them(
     assert (found.condition, source.adapter.show_metrics in found.detail) == ("metrics_hidden", True)
 
 
+def test_a_server_of_another_engine_than_the_settings_say_is_told_so(server: Served, stored: Stored) -> None:
+    server.pages["/metrics"] = ok(FakeVllm().text)
+    found = scraped(source_at(server.url, kind="sglang"), stored)
+    said = "its metrics are of vLLM, not of SGLang: set `kind` to vllm, or leave it out"
+    assert (found.condition, found.detail) == ("metrics_hidden", said)
+
+
 def test_no_speculation_is_told_with_what_turns_it_on(server: Served, stored: Stored) -> None:
     server.pages["/metrics"] = ok(lambda: 'vllm:generation_tokens_total{model_name="m"} 7\n')
     found = scraped(source_at(server.url), stored)
