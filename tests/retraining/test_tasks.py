@@ -610,7 +610,7 @@ def test_the_draft_of_a_target_that_took_the_place_of_another_is_known_where_its
     hours: int,
     known: bool,
 ) -> None:
-    """At once where the engine can be asked; else once the target before it has been silent for a while."""
+    """At once where the engine can be asked; else once the target before it was silent for an hour."""
     jobs.settle("engine-1")
     engine.target_name = "another"
     if not is_asked:

@@ -6,8 +6,8 @@ collecting, training, evaluating  run unended, lock free                     fai
 any of another target             run unended, lock free                     failed; a watch ends
 promoting, before the swap        run promoting, the parent in service       failed ("interrupted")
 promoting, after the swap         run promoting, the candidate in service    watching: the promotion counts
-rolling back, after the swap      run watching, verdict worse, parent in     rolled_back
-                                  service
+rolling back, after the swap      run watching, verdict worse, or            rolled_back
+                                  rolling_back by hand; parent in service
 rolling out                       run rolling_out, no record of the          as it is; failed when time is up
                                   candidate
 rolling out, cut off while live   run rolling_out, the update begun          resumed, and updated again; by a

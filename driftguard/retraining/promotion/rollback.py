@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple, cast
+from uuid import UUID
 
 import msgspec
 import structlog
 from sqlalchemy.orm import Session
 
 from driftguard.errors import BadInput, BadSettings, Conflict
+from driftguard.records.documents.retraining_run import Rollout
 from driftguard.retraining.engines.connect import connect
 from driftguard.retraining.engines.engine_admin import EngineAdmin, EngineDraft, EngineInfo, EngineRefused
 from driftguard.retraining.ledger import incident_notes
@@ -59,10 +63,48 @@ def roll_back(
         if all(draft.version != parent.version for draft in info.drafts):
             _check_files(database, parent)
             engine.load(Path(parent.directory or ""), parent.version)
-        serving = _activate(engine, parent.version)
+        run = _store_order(database, info, parent.version, told)
+        try:
+            serving = _activate(engine, parent.version)
+        except EngineRefused:
+            with database.session() as session:
+                _withdraw(session, run)
+            raise
         with database.session() as session:
+            _withdraw(session, run)
             _follow(session, info, serving, told)
     return serving
+
+
+class _Before(NamedTuple):
+    """The run that made the draft, before its rollback was asked for."""
+
+    run_id: UUID
+    state: retrain_runs.RunState
+    ended_at: datetime | None
+    rollout: Rollout | None
+
+
+def _store_order(database: Database, info: EngineInfo, version: str, told: str) -> _Before | None:
+    """Before the engine acts: where this is cut off afterwards, `settle` finds what was asked for, and does
+    the rest. None: the run that made the draft is no longer stored."""
+    with database.session() as session:
+        made = drafts.find(session, info.server, info.target, info.draft.version)
+        run = retrain_runs.find(session, made.retrain_run_id) if made and made.retrain_run_id else None
+        if run is None:
+            return None
+        rollout, state = retrain_runs.numbers_of(run).rollout, cast("retrain_runs.RunState", run.state)
+        before = _Before(run.id, state, run.ended_at, rollout)
+        now = retrain_runs.now(session)
+        retrain_runs.change_numbers(session, run.id, rollout=Rollout(version, now, now, told))
+        retrain_runs.advance(session, run.id, "rolling_back", ended_at=None)
+    return before
+
+
+def _withdraw(session: Session, before: _Before | None) -> None:
+    if before is not None:
+        retrain_runs.change_numbers(session, before.run_id, rollout=before.rollout)
+        retrain_runs.advance(session, before.run_id, before.state, ended_at=before.ended_at)
 
 
 def _activate(engine: EngineAdmin, version: str) -> EngineDraft:

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NoReturn
 from uuid import UUID
 
 import pytest
 
-from driftguard.errors import BadInput, Conflict
+from driftguard.errors import BadInput, Conflict, DatabaseUnavailable
 from driftguard.retraining.engines.engine_admin import EngineAdmin, EngineDraft, EngineRefused
+from driftguard.retraining.promotion import rollback
 from driftguard.retraining.promotion.draft_rows import finish_promotion, put_in_service
 from driftguard.retraining.promotion.reconcile import settle
 from driftguard.retraining.promotion.rollback import roll_back
+from driftguard.retraining.tasks import RetrainingJobs
 from driftguard.settings import Settings
 from driftguard.store import drafts, retrain_runs
 from driftguard.store.database import Database
@@ -104,6 +107,38 @@ def test_a_promotion_that_stood_keeps_its_ending_and_tells_what_came_after(
     assert (ended.state, ended.reason) == ("promoted", "passed; rolled back to draft v1 by hand: it loops")
 
 
+@pytest.mark.parametrize("stood", [False, True])
+def test_a_rollback_that_is_cut_off_when_the_engine_has_acted_is_told_as_one(
+    database: Database,
+    settings: Settings,
+    engine: EngineStub,
+    monkeypatch: pytest.MonkeyPatch,
+    stood: bool,
+) -> None:
+    """By a kill, or by a database that is away at that moment."""
+    run = promoted(database, settings)
+    if stood:
+        with database.session() as session:
+            retrain_runs.end(session, run.id, "promoted", "passed", datetime.now(UTC))
+
+    def cut_off(*_: object) -> NoReturn:
+        raise DatabaseUnavailable("connection refused")
+
+    monkeypatch.setattr(rollback, "_follow", cut_off)
+    with pytest.raises(DatabaseUnavailable):
+        take_back(database, settings)
+    assert engine.serving["version"] == OLD
+    with database.session() as session:
+        assert list(RetrainingJobs(database, settings)._unsettled(session)) == ["engine-1"]
+    settle(database, settings, "engine-1")
+    assert states(database) == {OLD: "in_service", NEW: "rolled_back"}
+    ended = found(database, run.id)
+    assert (ended.state, ended.reason) == (
+        "rolled_back",
+        "rolled back to draft v1 by hand: it loops; v1 serves again",
+    )
+
+
 def test_asked_twice_it_is_done_once(database: Database, settings: Settings, engine: EngineStub) -> None:
     promoted(database, settings)
     take_back(database, settings)
@@ -146,8 +181,10 @@ def test_another_server_at_the_address_is_left_alone(
 def test_an_engine_that_refuses_leaves_everything_as_it_was(
     database: Database, settings: Settings, engine: EngineStub
 ) -> None:
-    promoted(database, settings)
+    run = promoted(database, settings)
     engine.refuse = "activate"
     with pytest.raises(EngineRefused, match="out of memory"):
         take_back(database, settings)
     assert states(database) == {OLD: "retired", NEW: "in_service"}
+    after = found(database, run.id)
+    assert (after.state, after.ended_at, retrain_runs.numbers_of(after).rollout) == ("watching", None, None)
