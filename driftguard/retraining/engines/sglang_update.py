@@ -87,12 +87,26 @@ class SglangUpdate(LiveUpdate):
                 f"{self.shown} was started with the draft {self._first}, which is no directory here that can "
                 "be read, so that shapes cannot be compared"
             )
+        self._check_first(order)
         found = self._checksums()
         if not self._is_ready():
             raise EngineRefused(f"the server at {self.shown} is paused, or not ready")
         self._version_before = self._weight_version()
         self._was_cut_off |= self._version_before.startswith(LOADING)
         self._known = {} if self._was_cut_off else {order.previous_version: found}
+
+    def _check_first(self, order: Order) -> None:
+        """Raises NotOffered: shapes cannot be compared with those of the draft that it was started with,
+        because its files are damaged. One that is to serve itself is refused when it is looked at."""
+        try:
+            form_of(self._first)
+        except DriftGuardError as error:
+            if order.draft_path is not None and Path(order.draft_path).resolve() == self._first.resolve():
+                return
+            raise NotOffered(
+                f"{self.shown} was started with the draft {self._first}, with which shapes cannot be "
+                f"compared: {error.detail}"
+            ) from None
 
     def _load(self, path: str | None, version: str, digest: str | None) -> None:
         if path is None:

@@ -223,6 +223,7 @@ def another_member_without_a_name(directory: Path) -> None:
 
 def half_a_file(directory: Path) -> None:
     content = (directory / "model.safetensors").read_bytes()
+    (directory / "model.safetensors").unlink()  # what is mapped into a server's memory stays
     (directory / "model.safetensors").write_bytes(content[: len(content) // 2])
 
 
@@ -415,6 +416,27 @@ def test_where_it_is_not_offered_a_restart_is_asked_for(
     told = live.run(made.id)
     for text in (retrain_runs.rollout_of(told).not_live, told.reason or ""):
         assert re.search(reason, text)
+
+
+def test_where_the_draft_that_it_was_started_with_is_damaged_a_restart_is_asked_for(live: Live) -> None:
+    settings = live.settings()
+    made = passed_the_gate(live.database, settings)
+    half_a_file(live.old)
+    outcome = promote(live.database, settings, made.id, made.incident_id)
+    assert (outcome.state, len(live.calls())) == ("rolling_out", 1)
+    assert set(live.sglang.calls) <= {"/server_info", "/weights_checker"}
+    assert "cannot be read" in retrain_runs.rollout_of(live.run(made.id)).not_live
+
+
+def test_no_restart_with_a_damaged_draft_is_asked_for(live: Live) -> None:
+    """To take back the new one, which the server could not start with."""
+    settings = live.settings()
+    run_id = live.watched(settings)
+    half_a_file(live.old)
+    live.change(run_id, "watch", verdict="worse")
+    assert live.settled(settings, run_id) == "rolling_back"
+    assert live.calls() == []
+    assert "cannot be read" in (live.run(run_id).reason or "")
 
 
 def test_a_session_and_a_pause_of_somebody_else_are_left_alone(live: Live) -> None:
