@@ -25,6 +25,7 @@ from driftguard.retraining.engines.live_update import Answered, LiveUpdate, MayB
 from driftguard.retraining.engines.order import Order
 
 _WORKER_SAID: Final = re.compile(r"Worker failed with error '(.*)', please check", re.DOTALL)
+_NO_SESSION: Final = re.compile("without a matching start|must be called before update_weights")
 log = structlog.get_logger(__name__)
 
 
@@ -35,6 +36,7 @@ class VllmUpdate(LiveUpdate):
         """`look_seconds`: longest time in which workers read a draft's files to verify their checksums."""
         super().__init__(url, key)
         self._look_seconds = look_seconds
+        self._not_ended = ""  # why a session may be left, in which no other can begin
 
     def version(self) -> str:
         return str(self._call("GET", "/weight_info").get("weight_version"))
@@ -69,7 +71,13 @@ class VllmUpdate(LiveUpdate):
         if path is None:
             raise EngineRefused(f"the files of draft {version} are gone")
         told = {"directory": path, "checksums_sha256": digest}
-        self._call("POST", "/start_draft_weight_update")
+        try:
+            self._call("POST", "/start_draft_weight_update")
+        except Answered as error:
+            if not self._not_ended:
+                raise
+            reason = f"{error.detail}; the session before was not ended: {self._not_ended}"
+            raise EngineRefused(reason) from error
         self._call("POST", "/update_weights", {"update_info": told}, self._look_seconds)
         try:
             self._call("POST", "/pause?mode=keep")
@@ -95,10 +103,15 @@ class VllmUpdate(LiveUpdate):
     def _end_session(self) -> None:
         """Where workers hold a directory they let go of it."""
         for path in ("/update_weights", "/finish_weight_update"):
+            self._not_ended = ""
             try:
                 self._call("POST", path, {"update_info": {}} if path == "/update_weights" else {})
             except EngineRefused as error:
-                log.info("no session of a weight update to end", path=path, answer=error.detail)
+                if isinstance(error, Answered) and _NO_SESSION.search(error.detail):
+                    log.info("no session of a weight update to end", path=path, answer=error.detail)
+                    continue
+                self._not_ended = error.detail
+                log.warning("a session of a weight update may be left", path=path, reason=error.detail)
 
     def _goes_on(self) -> bool:
         try:

@@ -141,6 +141,19 @@ def test_a_mix_of_both_drafts_is_replaced_or_told(live: Live) -> None:
     assert "until the server is restarted" in outcome.reason
 
 
+def test_a_session_that_cannot_be_ended_is_why_no_other_begins(live: Live) -> None:
+    settings = live.settings()
+    made = passed_the_gate(live.database, settings)
+    live.vllm.faults["/finish_weight_update"] = "refuse", 2
+    outcome = promote(live.database, settings, made.id, made.incident_id)
+    assert re.search(
+        r"could not be put back \(.* answered /start_draft_weight_update with 500: start_weight_update "
+        r"called while a weight update is already active\.; the session before was not ended: .* "
+        r"answered /finish_weight_update with 500: out of memory\)",
+        outcome.reason,
+    )
+
+
 def test_a_server_that_is_not_resumed_is_tried_until_it_is(live: Live) -> None:
     settings = live.settings()
     made = passed_the_gate(live.database, settings)
