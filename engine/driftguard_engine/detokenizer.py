@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 # A UTF-8 character has at most 4 bytes, so at most 3 tokens of an unfinished one can be at the end.
@@ -22,18 +24,23 @@ class Detokenizer:
     Tokenizers with tokens for single bytes (`ByteFallback`) decode a run of such tokens at once: while its
     last character is unfinished, they give U+FFFD for each byte of the run. So the text of a run is that
     without the tokens of its last character.
+
+    Special tokens, which are no text, are in no window: some tokenizers decode the first word of what they
+    get without the space in front of it, and the context must have a word before.
     """
 
     def __init__(self, tokenizer: Any, prompt_token_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
-        self._window = self._context([*prompt_token_ids[-_CONTEXT_TOKENS - _UNFINISHED_TOKENS :]])
+        self._special = _special_tokens(tokenizer)
+        words = (token for token in reversed(prompt_token_ids) if token not in self._special)
+        self._window = self._context([*islice(words, _CONTEXT_TOKENS + _UNFINISHED_TOKENS)][::-1])
         self._read = len(self._window)  # tokens of the window whose text was returned in full
         # Characters of the window that were returned; a character that the prompt left unfinished was not.
         self._out = len(self._settled()[0])
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that these tokens complete."""
-        self._window.extend(token_ids)
+        self._window.extend(token for token in token_ids if token not in self._special)
         text, waiting = self._settled()
         new = text[self._out :]
         self._out = max(self._out, len(text))
@@ -85,6 +92,14 @@ class Detokenizer:
             token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
         return text
+
+
+@lru_cache(maxsize=8)
+def _special_tokens(tokenizer: Any) -> frozenset[int]:
+    """Those that it leaves out when it decodes."""
+    added = tokenizer.added_tokens_decoder.items()
+    special = (token for token, named in added if named.special)
+    return frozenset(token for token in special if not tokenizer.decode([token], skip_special_tokens=True))
 
 
 class StopFilter:

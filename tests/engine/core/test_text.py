@@ -80,6 +80,32 @@ def test_special_tokens_are_not_text() -> None:
     assert detokenizer.push([*tokenizer.encode("a"), 0, *tokenizer.encode("b")]) == "ab"
 
 
+def tokenizer_that_strips() -> PreTrainedTokenizerFast:
+    """As Llama 2 and Mistral have: the space in front of the first word is no text."""
+    vocabulary = {"<unk>": 0, "<end>": 1, "\u2581a": 2, "\u2581b": 3, "\u2581": 4}
+    model = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>"))
+    model.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=model, eos_token="<end>", unk_token="<unk>")  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("size", [1, 3, 40])
+def test_words_behind_many_special_tokens_keep_their_space(size: int) -> None:
+    chance, tokenizer = random.Random(3), tokenizer_that_strips()
+
+    def some(most: int) -> list[int]:
+        ends = ([1] * chance.choice([0, 1, 6, 7, 9, 20]) for _ in range(chance.randint(1, most)))
+        return [token for end in ends for token in (chance.choice([2, 3, 4]), *end)]
+
+    for _ in range(100):
+        prompt, ids = some(4), some(12)
+        detokenizer = Detokenizer(tokenizer, prompt)
+        shown = [detokenizer.push(ids[at : at + size]) for at in range(0, len(ids), size)]
+        whole, before = (str(tokenizer.decode(of, skip_special_tokens=True)) for of in (prompt + ids, prompt))
+        assert before + "".join(shown) + detokenizer.flush() == whole, (prompt, ids)
+
+
 def test_a_stop_string_is_found_over_pushes_and_never_shown() -> None:
     stop = StopFilter(("STOP", "##"))
     assert [stop.push(part) for part in ("one ST", "ART two S", "TO", "P three")] == [
