@@ -323,12 +323,23 @@ def test_prometheus_sends_a_key_where_reading_needs_one() -> None:
         ((*IMAGE, "serviceMonitor.enabled=true"), "serviceMonitor"),
         ((*IMAGE, "ingress.enabled=true"), "externalUrl"),
         ((*IMAGE, "monitoring.rules.enabled=true"), "externalUrl"),
+        (
+            (*IMAGE, "externalUrl=https://ops:99999"),
+            "externalUrl: the port of https://ops:99999 is above 65535",
+        ),
+        ((*IMAGE, "grafanaUrl=https://ops:70000/g"), "grafanaUrl: the port of"),
+        ((*IMAGE, "sources[0].url=http://chat:65536/metrics"), "sources: the port of"),
     ],
 )
 def test_wrong_values_are_refused_by_name(values: tuple[str, ...], named: str) -> None:
     done = helm("template", "driftguard", str(CHART), *given(values))
     assert done.returncode != 0
     assert named in done.stderr
+
+
+@needs_helm
+def test_the_greatest_port_is_taken() -> None:
+    rendered(*IMAGE, "externalUrl=https://ops:65535", sources=[{"url": "http://[::1]:65535/metrics"}])
 
 
 @needs_helm

@@ -58,3 +58,20 @@ volumeMounts:
   {{- toYaml . | nindent 2 }}
   {{- end }}
 {{- end }}
+
+{{- /* (name of a value, URL): fails where its port is none. */}}
+{{- define "driftguard.checkPort" -}}
+{{- $port := regexReplaceAll "^[^/]+//[^/?#]*:([0-9]+)([/?#].*)?$" (index . 1) "${1}" }}
+{{- if and (regexMatch "^[0-9]+$" $port) (gt (int64 $port) 65535) }}
+{{- fail (printf "%s: the port of %s is above 65535" (index . 0) (index . 1)) }}
+{{- end }}
+{{- end }}
+
+{{- /* Fails where Kubernetes or the sidecar would not take the values, which the schema cannot say or not as clearly. */}}
+{{- define "driftguard.check" -}}
+{{- include "driftguard.checkPort" (list "externalUrl" (.Values.externalUrl | default "")) }}
+{{- include "driftguard.checkPort" (list "grafanaUrl" (.Values.grafanaUrl | default "")) }}
+{{- range .Values.sources }}
+{{- include "driftguard.checkPort" (list "sources" .url) }}
+{{- end }}
+{{- end }}{{- /* checked */}}
