@@ -343,6 +343,13 @@ def test_the_greatest_port_is_taken() -> None:
 
 
 @needs_helm
+def test_a_release_whose_name_no_service_can_have_is_refused() -> None:
+    done = helm("template", "7-chat", str(CHART), *given(IMAGE))
+    assert done.returncode != 0
+    assert "the release 7-chat: its name has to begin with a letter" in done.stderr
+
+
+@needs_helm
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [

@@ -74,4 +74,7 @@ volumeMounts:
 {{- range .Values.sources }}
 {{- include "driftguard.checkPort" (list "sources" .url) }}
 {{- end }}
+{{- if regexMatch "^[0-9]" .Release.Name }}
+{{- fail (printf "the release %s: its name has to begin with a letter, as that of its Service" .Release.Name) }}
+{{- end }}
 {{- end }}{{- /* checked */}}
