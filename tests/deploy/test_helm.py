@@ -351,6 +351,19 @@ def test_a_release_whose_name_no_service_can_have_is_refused() -> None:
 
 @needs_helm
 @pytest.mark.parametrize(
+    ("least", "is_taken"),
+    [(1, True), (2, True), (3, False), (4, False), ("66%", True), ("67%", False), ("100%", False)],
+)
+def test_a_drain_of_nodes_that_could_never_end_is_refused(least: int | str, is_taken: bool) -> None:
+    """Of three replicas; Kubernetes rounds a part of them up."""
+    values = given((*IMAGE, "replicas=3"), **{"podDisruptionBudget.minAvailable": least})
+    done = helm("template", "driftguard", str(CHART), *values)
+    assert (done.returncode == 0) == is_taken
+    assert is_taken or "podDisruptionBudget.minAvailable" in done.stderr
+
+
+@needs_helm
+@pytest.mark.parametrize(
     ("wrong", "named"),
     [
         ({"draft_version": 20261101}, "draft_version"),  # as YAML reads it without quotation marks

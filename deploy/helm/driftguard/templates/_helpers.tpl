@@ -77,4 +77,13 @@ volumeMounts:
 {{- if regexMatch "^[0-9]" .Release.Name }}
 {{- fail (printf "the release %s: its name has to begin with a letter, as that of its Service" .Release.Name) }}
 {{- end }}
+{{- $replicas := int .Values.replicas }}
+{{- if gt $replicas 1 }}
+{{- $least := toString .Values.podDisruptionBudget.minAvailable }}
+{{- $stay := int (trimSuffix "%" $least) }}
+{{- if hasSuffix "%" $least }}{{ $stay = div (add (mul $stay $replicas) 99) 100 }}{{ end }}
+{{- if ge (int $stay) $replicas }}
+{{- fail (printf "podDisruptionBudget.minAvailable: %s of %d replicas are all, and no node could ever be drained" $least $replicas) }}
+{{- end }}
+{{- end }}
 {{- end }}{{- /* checked */}}
