@@ -363,6 +363,12 @@ def test_a_drain_of_nodes_that_could_never_end_is_refused(least: int | str, is_t
 
 
 @needs_helm
+def test_settings_may_be_taken_out() -> None:
+    taken_out = rendered(*IMAGE, settings=None)
+    assert taken_out["ConfigMap-driftguard"]["data"] == {"driftguard.toml": ""}
+
+
+@needs_helm
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [

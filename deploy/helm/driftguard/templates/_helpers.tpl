@@ -20,7 +20,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 
 {{- /* Not empty where driftguard.toml has sources itself. */}}
 {{- define "driftguard.sourcesInSettings" -}}
-{{- if regexMatch "(?m)^[ \t]*(\\[\\[[ \t]*sources|sources[ \t]*=)" .Values.settings }}yes{{ end }}
+{{- if regexMatch "(?m)^[ \t]*(\\[\\[[ \t]*sources|sources[ \t]*=)" (.Values.settings | default "") }}yes{{ end }}
 {{- end }}
 
 {{- /* Of the containers alike. A Service's DRIFTGUARD_PORT would be a setting: enableServiceLinks stays false. */}}
@@ -86,4 +86,4 @@ volumeMounts:
 {{- fail (printf "podDisruptionBudget.minAvailable: %s of %d replicas are all, and no node could ever be drained" $least $replicas) }}
 {{- end }}
 {{- end }}
-{{- end }}{{- /* checked */}}
+{{- end }}
