@@ -139,6 +139,28 @@ def test_a_rollback_that_is_cut_off_when_the_engine_has_acted_is_told_as_one(
     )
 
 
+def test_a_rollback_that_is_cut_off_before_the_engine_has_acted_is_done_all_the_same(
+    database: Database, settings: Settings, engine: EngineStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = promoted(database, settings)
+
+    def killed(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(EngineAdmin, "activate", killed)
+        with pytest.raises(KeyboardInterrupt):
+            take_back(database, settings)
+    assert (engine.serving["version"], found(database, run.id).state) == (NEW, "rolling_back")
+    settle(database, settings, "engine-1")
+    assert engine.serving["version"] == OLD
+    assert states(database) == {OLD: "in_service", NEW: "rolled_back"}
+    ended = found(database, run.id)
+    assert ended.state == "rolled_back"
+    assert ended.reason is not None
+    assert "by hand: it loops" in ended.reason
+
+
 def test_asked_twice_it_is_done_once(database: Database, settings: Settings, engine: EngineStub) -> None:
     promoted(database, settings)
     take_back(database, settings)
