@@ -66,19 +66,21 @@ _EXTERNAL_URL: Final = re.compile(r"https?://[^\s/\\?#]+((?:/(?!\.\.?(?:/|$))[A-
 
 
 def _with_host_and_port(url: str) -> str:
-    if not is_readable_url(url) or not (host := urlsplit(url).hostname) or len(host.split()) > 1:
+    if not is_readable_url(url) or not urlsplit(url).hostname:
         raise ValueError("its host or port cannot be read")
     return url
 
 
 def is_readable_url(url: str) -> bool:
-    """Whether its host and port are those of an address: no part of a name is empty or too long."""
+    """Whether its host and port are those of an address: no part of a name is empty or too long, and no space
+    is in it. A host may be missing."""
     try:
         parts = urlsplit(url)
-        _ = parts.port, (parts.hostname or "").encode("idna")  # as the look-up of a name does
+        host = parts.hostname or ""
+        _ = parts.port, host.encode("idna")  # as the look-up of a name does
     except ValueError:
         return False
-    return True
+    return len(host.split()) <= 1
 
 
 def _given_twice(names: Sequence[str]) -> str | None:

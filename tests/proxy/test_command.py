@@ -130,6 +130,7 @@ def test_its_own_port_answers_the_probes_of_kubernetes_where_it_may_be_reached_f
         (["--upstream", "http://h?token=hunter2"], "http://h?token=*** is not an http(s) address"),
         (["--upstream", "http://[::1"], "proxy.upstream: its host or port cannot be read"),
         (["--upstream", "http://h:abc"], "proxy.upstream: its host or port cannot be read"),
+        (["--upstream", "http://chat 1:8000"], "proxy.upstream: its host or port cannot be read"),
         (["--upstream", "http://h", "--sidecar", "h"], "proxy.sidecar: h is not"),
         (["--upstream", "http://h", "--engine", "vlm"], "proxy.engine"),
         (["--upstream", "http://h", "--port", "99999"], "proxy.port"),
