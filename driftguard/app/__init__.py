@@ -18,7 +18,6 @@ import procrastinate
 import structlog
 import uvicorn
 from fastapi import FastAPI
-from procrastinate.exceptions import ConnectorException
 
 from driftguard.alerting import destination
 from driftguard.alerting.alertmanager import Alertmanager
@@ -57,7 +56,7 @@ from driftguard.sources.source import sources_of
 from driftguard.status.fold_watch import FoldWatch
 from driftguard.status.usual_silence import UsualSilences
 from driftguard.store import job_queue, keys, retention
-from driftguard.store.database import Database, DatabaseTimeout, is_database_failure
+from driftguard.store.database import Database, DatabaseTimeout
 from driftguard.store.open_database import open_database
 from driftguard_http import ConnectionLimits, bounded_protocol, serving
 from driftguard_http.allocation import collect_garbage_rarely, give_back_what_is_freed
@@ -219,9 +218,9 @@ class Sidecar:
             try:
                 await self._run_worker(name, queues)
             except Exception as error:
-                cause = error.__cause__ if isinstance(error, ConnectorException) else error
-                if isinstance(cause, Exception) and is_database_failure(cause):
-                    log.warning("the job workers wait for the database", worker=name, error=str(cause))
+                if job_queue.is_away(error):
+                    reason = str(error.__cause__ or error)
+                    log.warning("the job workers wait for the database", worker=name, error=reason)
                 else:
                     self.metrics.loops.failures.labels("jobs").inc()
                     log.exception(
@@ -231,7 +230,9 @@ class Sidecar:
 
     async def _run_worker(self, name: str, queues: list[str]) -> None:
         """One job at a time."""
-        app = self._job_app(job_queue.worker_connector(self.database))
+        connector = job_queue.worker_connector(self.database)
+        app = self._job_app(connector)
+        app.job_manager = job_queue.WorkerJobs(connector, self._stopping.is_set)
         async with app.open_async():
             await app.run_worker_async(
                 queues=queues,

@@ -46,7 +46,7 @@ from driftguard.store import (
     serving_scores,
     source_activity,
 )
-from driftguard.store.database import Database, is_database_failure
+from driftguard.store.database import Database
 from driftguard.store.serving_scores import Attempt
 from driftguard.store.source_activity import newest_stream, stream_in_service
 from driftguard.store.tables import Incident, RetrainRun, Stream
@@ -240,7 +240,7 @@ class RetrainingJobs:
             try:
                 app.job_manager.retry_job_by_id(job.id, retry_at=job.asked_at)
             except ConnectorException as error:
-                if isinstance(error.__cause__, Exception) and is_database_failure(error.__cause__):
+                if job_queue.is_away(error):
                     raise
                 continue  # another one of this server waits, or another sidecar was first
             if job.id not in begun:

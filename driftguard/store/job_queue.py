@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 from procrastinate import PsycopgConnector, SyncPsycopgConnector
 from procrastinate.exceptions import ConnectorException
+from procrastinate.jobs import Job, Status
+from procrastinate.manager import JobManager
+from psycopg.errors import RaiseException
 from psycopg_pool import AsyncConnectionPool
 from sqlalchemy import text
 from sqlalchemy.orm import Session
@@ -27,6 +31,7 @@ from driftguard.store.database import (
 
 _POOL_CONNECTIONS = 4  # a worker with one job at a time: fetching, listening, heartbeat; one to spare
 _MOST_ATTEMPTS: Final = 10
+_PAUSE_SECONDS = 1.0  # before the database is told again how a job ended
 _POOL_SECONDS = 4.0  # for a connection out of the pool: a worker that is stopped asks for two in turn
 
 
@@ -62,6 +67,32 @@ def _cancellations() -> int:
 def _end_if_cancelled(asked_before: int) -> None:
     if _cancellations() > asked_before:
         raise asyncio.CancelledError
+
+
+class WorkerJobs(JobManager):
+    """For `App.job_manager` of a worker. Tells again how a job ended while the database cannot be told: the
+    library tells it once, and a job whose end is lost counts as running for as long as its worker lives."""
+
+    def __init__(self, connector: PsycopgConnector, is_stopping: Callable[[], bool]) -> None:
+        super().__init__(connector)
+        self._is_stopping = is_stopping
+
+    async def finish_job(self, job: Job, status: Status, delete_job: bool) -> None:
+        was_away = False
+        while True:
+            try:
+                await super().finish_job(job=job, status=status, delete_job=delete_job)
+            except ConnectorException as error:
+                if not is_away(error):
+                    if was_away and isinstance(error.__cause__, RaiseException):
+                        return  # it was told, and the answer was lost
+                    raise
+                if self._is_stopping():
+                    raise
+                was_away = True
+                await asyncio.sleep(_PAUSE_SECONDS)
+            else:
+                return
 
 
 def worker_connector(database: Database) -> PsycopgConnector:
@@ -118,8 +149,13 @@ def _is_news(record: logging.LogRecord) -> bool:
     """False where a task of a worker could not reach the database. The caller, whose worker ends with it,
     says so in one line; the library adds a traceback for each task."""
     error = record.exc_info[1] if record.exc_info else None
+    return error is None or not is_away(error)
+
+
+def is_away(error: BaseException) -> bool:
+    """Whether `error`, of the library or of the driver, tells that the database could not be reached."""
     cause = error.__cause__ if isinstance(error, ConnectorException) else error
-    return not (isinstance(cause, Exception) and is_database_failure(cause))
+    return isinstance(cause, Exception) and is_database_failure(cause)
 
 
 def _pool_arguments(database: Database) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from contextlib import suppress
 
 import psycopg
@@ -11,10 +12,11 @@ import pytest
 from procrastinate import App
 from procrastinate.exceptions import ConnectorException
 from procrastinate.utils import cancel_and_capture_errors
+from sqlalchemy import text
 
 from driftguard.store import job_queue
 from driftguard.store.database import Database
-from driftguard.store.job_queue import deferring_connector, worker_connector
+from driftguard.store.job_queue import WorkerJobs, deferring_connector, worker_connector
 
 
 async def _unreachable() -> None:
@@ -77,3 +79,44 @@ async def _lost_cancellations(database: Database) -> int:
             for connection in held:
                 await pool.putconn(connection)
     return lost
+
+
+@pytest.mark.parametrize("is_told", [False, True], ids=["not told", "told and not answered"])
+def test_a_job_that_ends_while_the_database_is_away_ends_once_it_is_back(
+    database: Database, monkeypatch: pytest.MonkeyPatch, is_told: bool
+) -> None:
+    """Its worker lives on. A job that counts as running is not queued again."""
+    monkeypatch.setattr(job_queue, "_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(job_queue, "_POOL_SECONDS", 0.2)
+    assert asyncio.run(_left_behind(database, is_told)) == []
+
+
+async def _left_behind(database: Database, is_told: bool) -> list[str]:
+    """What a worker leaves of a job at whose end the database is away for a second, but for the connection
+    that listens: rows, and errors that nobody has seen."""
+    left: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: left.append(context["message"]))
+    connector = worker_connector(database)
+    app = App(connector=connector)
+    app.job_manager = WorkerJobs(connector, lambda: False)
+    name = database.url.database
+    with psycopg.connect(database.libpq_url, dbname="postgres", autocommit=True) as admin:
+        allow = f"ALTER DATABASE {name} ALLOW_CONNECTIONS"
+        back = threading.Timer(1.0, admin.execute, [f"{allow} true"])
+
+        @app.task(name="job")
+        def job() -> None:
+            if is_told:
+                with database.session() as session:
+                    session.execute(text("DELETE FROM procrastinate_jobs"))
+            admin.execute(f"{allow} false")
+            others = f"datname = '{name}' AND query NOT LIKE 'LISTEN%'"
+            admin.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}")
+            back.start()
+
+        async with app.open_async():
+            await job.defer_async()
+            await app.run_worker_async(wait=False, install_signal_handlers=False, delete_jobs="successful")
+        back.join()
+    with database.session() as session:
+        return [*left, *session.scalars(text("SELECT status::text FROM procrastinate_jobs"))]
