@@ -351,7 +351,7 @@ def test_a_retraining_asked_for_whose_sidecar_stops_while_it_waits_is_done_by_th
     drifted: Drifted, patient: Settings, queue: procrastinate.App
 ) -> None:
     stopped = RetrainingJobs(drifted.database, patient, should_stop=lambda: True)
-    stopped.request(queue, "engine-1", force=True)
+    stopped.request(queue, "engine-1", force=False)
     with retrain_runs.try_lock(drifted.database, "engine-1", "target"):
         asyncio.run(work(drifted.database, stopped))
     assert runs(drifted.database) == []
@@ -360,7 +360,7 @@ def test_a_retraining_asked_for_whose_sidecar_stops_while_it_waits_is_done_by_th
     after = RetrainingJobs(drifted.database, patient)
     after.defer_due(queue)
     asyncio.run(work(drifted.database, after))
-    assert [each.trigger for each in runs(drifted.database)] == ["manual"]
+    assert [(each.trigger, each.state) for each in runs(drifted.database)] == [("manual", "nothing_to_do")]
 
 
 def test_the_job_of_a_sidecar_that_lives_and_one_that_another_waits_behind_are_left_alone(
