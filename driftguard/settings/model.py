@@ -80,7 +80,7 @@ def is_readable_url(url: str) -> bool:
         _ = parts.port, host.encode("idna")  # as the look-up of a name does
     except ValueError:
         return False
-    return len(host.split()) <= 1
+    return not any(map(str.isspace, host))
 
 
 def _given_twice(names: Sequence[str]) -> str | None:

@@ -172,6 +172,7 @@ def test_command_line_then_environment_then_file(tmp_path: Path, monkeypatch: py
         ("[[sources]]\nurl = 'http://chat..internal:8000'", "sources.0.url: its host or port cannot be read"),
         ("[[sources]]\nurl = 'http://:8000/metrics'", "sources.0.url: its host or port cannot be read"),
         ("[[sources]]\nurl = 'http://chat 1:8000'", "sources.0.url: its host or port cannot be read"),
+        ("[[sources]]\nurl = 'http://chat :8000'", "sources.0.url: its host or port cannot be read"),
         (
             f"[alerting]\nwebhook_urls = ['http://{'a' * 64}.example.com/hunter2']",
             "alerting.webhook_urls.0: its host or port cannot be read",
