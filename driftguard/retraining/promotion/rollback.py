@@ -14,7 +14,13 @@ from sqlalchemy.orm import Session
 from driftguard.errors import BadInput, BadSettings, Conflict
 from driftguard.records.documents.retraining_run import Rollout
 from driftguard.retraining.engines.connect import connect
-from driftguard.retraining.engines.engine_admin import EngineAdmin, EngineDraft, EngineInfo, EngineRefused
+from driftguard.retraining.engines.engine_admin import (
+    EngineAdmin,
+    EngineAway,
+    EngineDraft,
+    EngineInfo,
+    EngineRefused,
+)
 from driftguard.retraining.ledger import incident_notes
 from driftguard.retraining.promotion import restart
 from driftguard.retraining.promotion.draft_rows import put_in_service, why_unusable
@@ -36,7 +42,8 @@ def roll_back(
     Where an engine is restarted, it is the draft that was ordered; its records are awaited.
 
     `draft_version`: the draft to roll back. Raises BadInput (no such engine), Conflict (a retraining runs,
-    another draft is in service, or there is none to return to), EngineRefused.
+    another draft is in service, or there is none to return to), EngineRefused; MayHaveActed: `settle` does
+    the rest.
     """
     try:
         engine = connect(database, settings, server)
@@ -66,6 +73,8 @@ def roll_back(
         run = _store_order(database, info, parent.version, told)
         try:
             serving = _activate(engine, parent.version)
+        except MayHaveActed:
+            raise  # the order stays
         except EngineRefused:
             with database.session() as session:
                 _withdraw(session, run)
@@ -74,6 +83,10 @@ def roll_back(
             _withdraw(session, run)
             _follow(session, info, serving, told)
     return serving
+
+
+class MayHaveActed(EngineRefused):
+    """The engine was told to roll back, and does not answer."""
 
 
 class _Before(NamedTuple):
@@ -108,10 +121,17 @@ def _withdraw(session: Session, before: _Before | None) -> None:
 
 
 def _activate(engine: EngineAdmin, version: str) -> EngineDraft:
+    """Raises MayHaveActed, or EngineRefused: the engine serves what it served."""
     try:
         return engine.activate(version)
-    except EngineRefused:
-        serving = engine.info().draft  # the answer may be lost although the engine acted
+    except EngineAway:  # it was not asked
+        raise
+    except EngineRefused as error:
+        try:
+            serving = engine.info().draft  # the answer may be lost although the engine acted
+        except EngineRefused:
+            told = f"{error.detail}; it may have acted, and is asked again as soon as it answers"
+            raise MayHaveActed(told) from error
         if serving.version != version:
             raise
         return serving

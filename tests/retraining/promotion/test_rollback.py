@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 from uuid import UUID
 
 import pytest
@@ -159,6 +159,31 @@ def test_a_rollback_that_is_cut_off_before_the_engine_has_acted_is_done_all_the_
     assert ended.state == "rolled_back"
     assert ended.reason is not None
     assert "by hand: it loops" in ended.reason
+
+
+def test_a_rollback_after_which_the_engine_falls_silent_is_told_as_one_once_it_answers(
+    database: Database, settings: Settings, engine: EngineStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where putting a draft into service keeps it busy for longer than its answer is waited for."""
+    run = promoted(database, settings)
+    activate = engine.activate
+
+    def silent_afterwards(version: str) -> dict[str, Any]:
+        engine.mute = True
+        return activate(version)
+
+    monkeypatch.setattr(engine, "activate", silent_afterwards)
+    engine.lose = "activate"
+    with pytest.raises(EngineRefused, match=r"cannot be reached.*may have acted"):
+        take_back(database, settings)
+    engine.mute = False
+    settle(database, settings, "engine-1")
+    assert states(database) == {OLD: "in_service", NEW: "rolled_back"}
+    ended = found(database, run.id)
+    assert (ended.state, ended.reason) == (
+        "rolled_back",
+        "rolled back to draft v1 by hand: it loops; v1 serves again",
+    )
 
 
 def test_asked_twice_it_is_done_once(database: Database, settings: Settings, engine: EngineStub) -> None:
