@@ -17,6 +17,7 @@ from psycopg_pool import AsyncConnectionPool
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
+from driftguard.errors import DriftGuardError
 from driftguard.store.database import (
     JOBS,
     Database,
@@ -98,6 +99,7 @@ class WorkerJobs(JobManager):
 def worker_connector(database: Database) -> PsycopgConnector:
     """For the process that runs jobs; open it with `App.open_async`."""
     logging.getLogger("procrastinate.utils").addFilter(_is_news)
+    logging.getLogger("procrastinate.worker").addFilter(_in_one_line)
     return PsycopgConnector(
         pool_factory=_Pool,
         min_size=1,
@@ -156,6 +158,14 @@ def is_away(error: BaseException) -> bool:
     """Whether `error`, of the library or of the driver, tells that the database could not be reached."""
     cause = error.__cause__ if isinstance(error, ConnectorException) else error
     return isinstance(cause, Exception) and is_database_failure(cause)
+
+
+def _in_one_line(record: logging.LogRecord) -> bool:
+    """A job that ended for a reason of ours, as the stop of its sidecar, needs no traceback."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, DriftGuardError):
+        record.msg, record.exc_info = f"{record.msg}: {error}", None
+    return True
 
 
 def _pool_arguments(database: Database) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -348,13 +349,16 @@ def test_a_retraining_asked_for_while_the_server_is_settled_for_long_says_so_amo
 
 
 def test_a_retraining_asked_for_whose_sidecar_stops_while_it_waits_is_done_by_the_next_one(
-    drifted: Drifted, patient: Settings, queue: procrastinate.App
+    drifted: Drifted, patient: Settings, queue: procrastinate.App, caplog: pytest.LogCaptureFixture
 ) -> None:
     stopped = RetrainingJobs(drifted.database, patient, should_stop=lambda: True)
     stopped.request(queue, "engine-1", force=False)
     with retrain_runs.try_lock(drifted.database, "engine-1", "target"):
         asyncio.run(work(drifted.database, stopped))
     assert runs(drifted.database) == []
+    (told,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "stopped before it began" in told.getMessage()
+    assert told.exc_info is None  # a stop is no failure of the program
     with drifted.database.session() as session:
         incidents.move(session, drifted.incident_id, "resolved", "over", datetime.now(UTC))
     after = RetrainingJobs(drifted.database, patient)
