@@ -45,7 +45,7 @@ def set_aside_sentence(held: HeldStream) -> str:
         f"Cannot be judged since {clock(held.since)}: the detector failed {held.failures} times at its "
         f"records ({held.reason}). {held.records_behind:,} of them wait, until retention drops them. "
         "They are read again when another version of DriftGuard starts, or on request, on the stream's web "
-        f"page or with `driftguard retry {held.stream_id}`."
+        f"page or with `driftguard streams retry {held.stream_id}`."
     )
 
 

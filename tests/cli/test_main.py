@@ -207,7 +207,7 @@ def test_a_stream_that_was_set_aside_is_tried_again_by_command(database: Databas
         wait_until(lambda: held_streams_of(database) == [], "the stream to be folded")
     assert refused.returncode == 1
     assert "is folded like every other: there is nothing to try again" in refused.stderr
-    assert f"on the stream's web page or with `driftguard retry {stream_id}`" in told.stdout
+    assert f"on the stream's web page or with `driftguard streams retry {stream_id}`" in told.stdout
     assert tried.stdout == f"stream {stream_id}: its 0 waiting records are read again within seconds\n"
 
 
