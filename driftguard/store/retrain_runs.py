@@ -3,7 +3,8 @@
 States: collecting -> training -> evaluating -> promoting -> watching are running; promoted, rejected,
 nothing_to_do, failed and rolled_back are endings. A watching run holds no lock: its watch is part of the
 detector's fold. Where drafts are changed by a restart, rolling_out comes before watching, and rolling_back
-before rolled_back: the restart was asked for, and records of that draft are awaited, without a lock.
+before rolled_back: the restart was asked for, and records of that draft are awaited, without a lock. A
+rollback by hand is rolling_back too while an engine with an admin API does it, under the lock.
 """
 
 from __future__ import annotations

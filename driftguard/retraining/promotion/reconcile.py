@@ -16,8 +16,8 @@ rolling out, cut off while live   run rolling_out, the update begun          res
                                                                              got an admin_url
 rolling out, restarted            run rolling_out, records of the candidate  watching: the promotion counts
 rolling back                      run rolling_back, no record of the parent  as it is; asked for again when
-                                                                             time is up, of an engine whose
-                                                                             settings got an admin_url at once
+                                                                             time is up, of an engine with an
+                                                                             admin_url at once
 rolling back, restarted           run rolling_back, records of the parent    rolled_back
 failed, and served all the same   run failed, its candidate in service in    watching: the promotion counts
                                   place of its parent
@@ -205,7 +205,8 @@ def _go_on_with_late(session: Session, info: EngineInfo, now: datetime) -> None:
 def _roll_back_if_worse(database: Database, admin: EngineAdmin, info: EngineInfo) -> EngineDraft | None:
     """The parent, if this has put it back into service; it is loaded first where it is not. Else None.
 
-    Also where a restart was to do it, before the settings had the engine's admin_url."""
+    Also where a person asked for it and that was cut off, or where a restart was to do it, before the
+    settings had the engine's admin_url."""
     with database.session() as session:
         run = retrain_runs.taken_back(session, info.server, info.target, info.draft.version)
         if run is None or run.parent_version is None:

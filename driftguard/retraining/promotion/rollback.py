@@ -37,7 +37,8 @@ log = structlog.get_logger(__name__)
 def roll_back(
     database: Database, settings: Settings, *, server: str, draft_version: str, reason: str
 ) -> EngineDraft:
-    """The draft that serves now. The engine acts first, and the database follows (see reconcile.py).
+    """The draft that serves now. The order is stored, the engine acts, and the database follows (see
+    reconcile.py).
 
     Where an engine is restarted, it is the draft that was ordered; its records are awaited.
 
