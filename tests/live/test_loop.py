@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
+import openai
 import pytest
 
 from driftguard.records.documents.retraining_run import Comparison
@@ -51,6 +53,12 @@ class Traffic:
     stopped: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
+        try:
+            self._ask()
+        except (openai.OpenAIError, httpx.HTTPError) as error:
+            self.errors.append(repr(error))
+
+    def _ask(self) -> None:
         served: dict[tuple[str, str], Iterator[Any]] = {}
         while not self.stopped.is_set():
             for segment, domain in self.domains.items():
