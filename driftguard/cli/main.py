@@ -81,11 +81,12 @@ def load_settings(config: Path | None, **overrides: Any) -> Settings:
 
 
 @contextmanager
-def open_database(settings: Settings) -> Iterator[Database]:
-    """Meanwhile what is logged goes to standard error: standard output has the answer alone."""
+def open_database(settings: Settings, *, makes: bool = False) -> Iterator[Database]:
+    """Meanwhile what is logged goes to standard error: standard output has the answer alone. `makes`: also an
+    embedded database that does not exist yet, for what may come before the first start of the sidecar."""
     from driftguard.store.open_database import open_database
 
-    with redirect_stdout(sys.stderr), open_database(settings) as database:
+    with redirect_stdout(sys.stderr), open_database(settings, makes=makes) as database:
         yield database
 
 
@@ -363,7 +364,7 @@ def key_create(
     """Make a key and print it once; only its hash is stored."""
     from driftguard.store.keys import create_key
 
-    with open_database(load_settings(config)) as database, database.session() as session:
+    with open_database(load_settings(config), makes=True) as database, database.session() as session:
         key = create_key(session, name)
     typer.echo(key)  # after the commit: a key that is shown is a key that works
 
@@ -391,7 +392,7 @@ def key_add(
     key = key_given()
     if not key:
         raise BadInput("DRIFTGUARD_API_KEY: is empty or not set")
-    with open_database(load_settings(config)) as database, database.session() as session:
+    with open_database(load_settings(config), makes=True) as database, database.session() as session:
         if deployment:
             name, is_new = add_deployment_key(session, name, key)
         else:
@@ -458,7 +459,8 @@ def probe_init(
 
     from driftguard.probes.prompt_set import make
 
-    with open_database(load_settings(config)) as database, database.session() as session:
+    loaded = load_settings(config)
+    with open_database(loaded, makes=file is not None) as database, database.session() as session:
         now = datetime.now(UTC)
         prompts = make(session, server, file=file, per_segment=per_segment, is_replacing=replace, now=now)
     counts = Counter(prompt.segment for prompt in prompts)

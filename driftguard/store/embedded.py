@@ -76,6 +76,15 @@ def database_url(settings: Settings, on_restart: Callable[[], None] = _nothing) 
         yield url
 
 
+def is_made(data_dir: Path) -> bool:
+    """Whether `data_dir` holds a database. Raises OSError where that may not be seen."""
+    try:
+        (data_dir / "postgres").lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
 @contextmanager
 def start_embedded(data_dir: Path, on_restart: Callable[[], None] = _nothing) -> Iterator[str]:
     """Starts the server in `data_dir`/postgres, or joins the one that runs there; yields its URL.

@@ -241,6 +241,25 @@ def test_what_is_logged_is_no_part_of_what_a_command_prints(tmp_path: Path, comm
     assert "embedded_database_stale_pid_file" in result.stderr
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "keys list",
+        "keys revoke one",
+        "probe init --server a",
+        "probe run --server a --url http://127.0.0.1:1",
+    ],
+)
+def test_a_command_that_reads_makes_no_database_where_there_is_none(tmp_path: Path, command: str) -> None:
+    """As where --config was forgotten: an empty database would tell that there are no keys."""
+    data = tmp_path / "data"
+    result = CliRunner().invoke(app, command.split(), env={"DRIFTGUARD_DATA_DIR": str(data)})
+    assert f"none has been made in {data / 'postgres'}" in str(result.exception)
+    assert "--config" in str(result.exception)
+    assert result.stdout == ""
+    assert not data.exists()
+
+
 def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

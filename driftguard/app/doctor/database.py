@@ -64,7 +64,7 @@ def database(settings: Settings) -> Iterator[Finding]:
 
 def _is_made(settings: Settings) -> bool:
     try:
-        return (settings.data_directory / "postgres").exists()
+        return embedded.is_made(settings.data_directory)
     except OSError:  # may not be seen, which the check of files tells
         return False
 
