@@ -122,6 +122,7 @@ def _make(get_server: Callable[..., PostgresServer], data_dir: Path, pgdata: Pat
     with _lock_of(data_dir):
         if os.path.lexists(pgdata):
             return
+        _log.info("embedded_database_is_being_made", directory=str(pgdata))  # for as long as 20 s
         for unfinished in data_dir.glob(f"{_UNFINISHED}*"):
             shutil.rmtree(unfinished, ignore_errors=True)
         # A name of its own: what makes the one before may outlive the process that was killed.

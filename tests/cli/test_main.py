@@ -260,6 +260,13 @@ def test_a_command_that_reads_makes_no_database_where_there_is_none(tmp_path: Pa
     assert not data.exists()
 
 
+def test_a_key_is_printed_alone_also_where_its_database_is_made(tmp_path: Path) -> None:
+    """What it does in the 20 s that this may take, and where, is no part of the key."""
+    result = driftguard("keys", "create", "one", DRIFTGUARD_DATA_DIR=str(tmp_path))
+    assert f"embedded_database_is_being_made directory={tmp_path}/postgres" in result.stderr
+    assert re.fullmatch(r"\S{32,}\n", result.stdout)
+
+
 def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -293,6 +300,7 @@ def test_another_address_needs_a_key(tmp_path: Path) -> None:
     refused = driftguard("serve", "--host", "0.0.0.0", "--port", "0", "--data-dir", data)
     assert refused.returncode == 2
     assert "driftguard keys create" in refused.stderr
+    assert f"embedded_database_is_being_made directory={data}/postgres" in refused.stdout
 
 
 def test_the_sidecar_serves_and_stops_cleanly(tmp_path: Path) -> None:

@@ -22,10 +22,12 @@ from driftguard.store.embedded import database_url, start_embedded
 
 HOLD = """
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from driftguard.store.embedded import start_embedded
-with start_embedded(Path(sys.argv[1])) as url:
-    print(url, flush=True)
+out = sys.stdout
+with redirect_stdout(sys.stderr), start_embedded(Path(sys.argv[1])) as url:
+    print(url, file=out, flush=True)
     sys.stdin.read()
 """
 
