@@ -87,6 +87,7 @@ def run_demo(options: DemoOptions) -> int:
             _play(options, console, facts, directory, stack, stops)
         except (DemoFailed, httpx.HTTPError) as error:
             console.print(f"[bold red]The demo failed:[/] {escape(str(error))}", highlight=False)
+            console.print(_where_logs_are(options.log_directory), highlight=False, markup=False)
         except Stopped as stopped:
             console.print("stopped; ending the engine and the sidecar")
             if not facts.happened:
@@ -96,6 +97,12 @@ def run_demo(options: DemoOptions) -> int:
             if options.json_file:
                 write_json(facts, options.json_file)
         return 0 if facts.happened else 1
+
+
+def _where_logs_are(kept: Path | None) -> str:
+    if kept is None:
+        return "With --log-dir DIRECTORY the logs of engine and sidecar are kept there."
+    return f"The logs of engine and sidecar are in {kept}."
 
 
 def _check(options: DemoOptions) -> None:

@@ -16,11 +16,13 @@ from typing import cast
 import pytest
 from rich.console import Console
 
+import driftguard.demo.run
 from driftguard.demo import sidecar_client
-from driftguard.demo.processes import DemoFailed, free_url, sidecar_config
+from driftguard.demo.processes import DemoFailed, Process, free_url, sidecar_config
 from driftguard.demo.run import DemoOptions, run_demo
 from driftguard.demo.sidecar_client import SidecarClient, wait_for
 from driftguard.demo.stages import Facts, Loop, drift
+from driftguard.demo.stopping import ENDING
 from driftguard.demo.traffic import Answer, Traffic
 from driftguard.demo.view import Screen, Stage
 from driftguard.errors import BadInput
@@ -53,6 +55,27 @@ def test_an_earlier_demo_is_not_continued(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     with pytest.raises(BadInput, match=r"--log-dir: .* holds an earlier demo"):
         run_demo(options(log_directory=tmp_path))
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_demo_that_fails_says_where_its_logs_are_or_how_to_keep_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, is_kept: bool
+) -> None:
+    def fails(*_: object) -> Process:
+        raise DemoFailed("the sidecar ended with code 1")
+
+    handlers = {number: signal.getsignal(number) for number in ENDING}
+    monkeypatch.setattr(driftguard.demo.run, "start_sidecar", fails)
+    try:
+        code = run_demo(options(log_directory=tmp_path if is_kept else None))
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert code == 1
+    told = capsys.readouterr().out
+    assert "the sidecar ended with code 1" in told
+    kept, not_kept = f"The logs of engine and sidecar are in {tmp_path}", "With --log-dir DIRECTORY"
+    assert (kept in told, not_kept in told) == (is_kept, not is_kept)
 
 
 def test_a_fall_after_which_answers_came_no_slower_is_paged(tmp_path: Path) -> None:
