@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit, urlunsplit
 
+from pydantic import ValidationError
+
 from driftguard.errors import BadSettings
 from driftguard.settings import ProbeTargetSettings, Settings, SourceSettings
 
@@ -46,7 +48,7 @@ def _known(settings: Settings) -> Iterator[ProbeTarget]:
             yield ProbeTarget(asked, is_given=False)
     proxy = settings.proxy
     if proxy.upstream is not None and proxy.method != "none":
-        asked = ProbeTargetSettings(
+        asked = ProbeTargetSettings.model_construct(  # what is no address only the proxy itself refuses
             server=proxy.server or urlsplit(proxy.upstream).netloc.rpartition("@")[2],
             url=proxy.upstream,
             engine=proxy.engine,
@@ -74,14 +76,20 @@ def target_of(settings: Settings, server: str, url: str | None) -> ProbeTargetSe
     known = next((target.asked for target in _known(settings) if target.server == server), None)
     if url is not None:
         named = next((target for target in settings.probes.targets if target.server == server), None)
-        return (
-            named.model_copy(update={"url": url})
-            if named
-            else ProbeTargetSettings.model_validate({"server": server, "url": url})
-        )
+        given = _at(server, url)
+        return named.model_copy(update={"url": given.url}) if named else given
     if known is None:
         raise BadSettings(
             f"probes.targets: none is for {server!r}, and no engine, proxy or source has that name; "
             "add [[probes.targets]] or give --url"
         )
     return known
+
+
+def _at(server: str, url: str) -> ProbeTargetSettings:
+    try:
+        return ProbeTargetSettings(server=server, url=url)
+    except ValidationError:
+        raise BadSettings(
+            "--url: does not begin with http:// or https:// and a host, or its host or port cannot be read"
+        ) from None

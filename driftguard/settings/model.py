@@ -402,7 +402,7 @@ class ScrapingSettings(_Group):
 
 class ProbeTargetSettings(_Group):
     server: str = Field(description="The server's name as its records carry it.")
-    url: str = Field(description="Base URL of its OpenAI-compatible API, for example http://127.0.0.1:8000.")
+    url: Url = Field(description="Base URL of its OpenAI-compatible API, for example http://127.0.0.1:8000.")
     model: str | None = Field(None, description="Model to request; without it the first of /v1/models.")
     engine: AskedEngine = Field(
         "auto", description="What the server is; auto asks its /v1/models. Decides what is asked of it."

@@ -195,8 +195,6 @@ def test_no_server_and_no_stream_are_told_apart(database: Database, tmp_path: Pa
         probe(database, stub.url)
     with pytest.raises(ProbeFailed, match="cannot be reached"):
         probe(database, "http://127.0.0.1:1")
-    with pytest.raises(DriftGuardError, match="cannot be reached"):
-        probe(database, "localhost")
 
 
 def test_the_target_comes_from_the_command_line_then_probes_then_engines() -> None:
@@ -213,6 +211,9 @@ def test_the_target_comes_from_the_command_line_then_probes_then_engines() -> No
     assert target_of(settings, "c", "http://c").url == "http://c"
     with pytest.raises(BadSettings, match="none is for 'c'"):
         target_of(settings, "c", None)
+    for server in ("a", "c"):
+        with pytest.raises(BadSettings, match="--url: does not begin with http://"):
+            target_of(settings, server, "localhost:8000")
 
 
 def test_the_sidecar_replays_them_once_per_interval(

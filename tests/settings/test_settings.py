@@ -144,6 +144,14 @@ def test_command_line_then_environment_then_file(tmp_path: Path, monkeypatch: py
             "[[engines]]\nserver = 'a'\nadmin_url = '127.0.0.1:8100'",
             "engines.0.admin_url: does not begin with http:// or https:// and a host, not '127.0.0.1:8100'",
         ),
+        (
+            "[[probes.targets]]\nserver = 'a'\nurl = '127.0.0.1:8000'",
+            "probes.targets.0.url: does not begin with http:// or https:// and a host, not '127.0.0.1:8000'",
+        ),
+        (
+            "[[probes.targets]]\nserver = 'a'\nurl = 'http://chat 1:8000'",
+            "probes.targets.0.url: its host or port cannot be read",
+        ),
         (RESTARTED + "update_engine = 'sglang'", "update_engine: needs an update_url"),
         (
             "".join(f"[[engines]]\nserver = 'a'\nadmin_url = 'http://{host}'\n" for host in "ab"),
