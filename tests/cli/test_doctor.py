@@ -497,6 +497,18 @@ def test_a_test_page_goes_to_every_destination_and_tells_who_refuses_it(patient:
     assert checks[f"alertmanager:{peer}"]["found"] == "the test page was not taken: HTTP 403"
 
 
+def test_webhooks_of_one_host_are_told_apart_without_their_secrets(patient: Patient) -> None:
+    with http_receiver() as receiver:
+        hooks = [f"{receiver.url}/{name}?token={name}" for name in ("T00SECRET", "T11SECRET")]
+        patient.settings += ["[alerting]", f"webhook_urls = {hooks}"]
+        checks = patient.checked("--send-test-page")
+    host = receiver.url.removesuffix("/hook")
+    named = [name for name in checks if name.startswith("webhook:")]
+    assert named == [f"webhook:{host} (number {number} of webhook_urls)" for number in (1, 2)]
+    assert ["T00SECRET" in page.path for page in receiver.received] == [True, False]
+    assert "SECRET" not in str(checks)
+
+
 def test_authorities_that_cannot_be_read(patient: Patient) -> None:
     """The sidecar does not start then; the doctor ended at the first engine or destination, unsaid why."""
     url = free_url()

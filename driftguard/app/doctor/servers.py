@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 from uuid import uuid4
 
 import aiohttp
@@ -257,13 +257,19 @@ def destinations(settings: Settings, *, send_test_page: bool) -> Iterator[Findin
     if rules.external_url is None and (rules.webhook_urls or rules.alertmanager_urls):
         told = "links in pages lead to the address that the sidecar binds"
         yield Finding("links", "warning", told, "alerting.external_url = the address that people open")
-    for url in rules.webhook_urls:
-        check = destination.shown(destination.identity("webhook", url))
+    for check, url in _named("webhook", rules.webhook_urls):
         yield _destination(settings, check, url, _document(settings), send_test_page)
-    for url in rules.alertmanager_urls:
+    for check, url in _named("alertmanager", rules.alertmanager_urls):
         posted = f"{url.rstrip('/')}/api/v2/alerts"
-        check = destination.shown(destination.identity("alertmanager", url))
         yield _destination(settings, check, posted, _alerts(settings), send_test_page)
+
+
+def _named(kind: Literal["alertmanager", "webhook"], urls: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Each with what its check is called: of several at one host, which differ in what may not be shown, also
+    the place in the settings."""
+    names = [destination.shown(destination.identity(kind, url)) for url in urls]
+    for number, (name, url) in enumerate(zip(names, urls, strict=True), start=1):
+        yield name if names.count(name) == 1 else f"{name} (number {number} of {kind}_urls)", url
 
 
 def _destination(settings: Settings, check: str, url: str, body: object, send_test_page: bool) -> Finding:
