@@ -79,7 +79,7 @@ def test_what_cannot_be_accepted_is_refused_by_name(database: Database, tmp_path
         nobody = client.post(f"/api/v1/incidents/{unknown}/accept", json={"reason": "fine"})
         told = driftguard("accept", str(unknown), "--reason", "fine", "--sidecar", str(client.base_url))
     assert (again.status_code, again.headers["content-type"]) == (409, "application/problem+json")
-    assert "an incident that is resolved cannot become resolved" in again.json()["detail"]
+    assert again.json()["detail"] == "the incident is already resolved; nothing was changed"
     assert (nobody.status_code, nobody.json()["detail"]) == (404, f"there is no incident {unknown}")
     assert told.returncode == 1
     assert f"there is no incident {unknown}" in told.stderr

@@ -134,7 +134,7 @@ def test_accepting_while_a_fold_holds_the_incident_waits_for_it(
         going_on.set()
         assert under_way.result(60) == 1200
         if after_alarm is GOOD:
-            with pytest.raises(IllegalTransition, match="is resolved cannot become resolved"):
+            with pytest.raises(IllegalTransition, match="is already resolved"):
                 accepting.result(60)
         else:
             accepting.result(60)
