@@ -22,6 +22,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
+from unittest.mock import patch
 
 from structlog.testing import capture_logs
 
@@ -67,14 +68,26 @@ def _file(frame: FrameType) -> str | None:
 
 @contextmanager
 def walked() -> Iterator[Walk]:
-    """What is called in the block, on threads that begin in it too."""
-    walk = Walk()
+    """What is called in the block, on threads that it begins too, but on no others: the sidecar of another
+    test may still be served in this process."""
+    walk, begin, ours = Walk(), threading.Thread.start, {threading.current_thread()}
+
+    def begin_noted(thread: threading.Thread) -> None:
+        if threading.current_thread() in ours:
+            ours.add(thread)
+        begin(thread)
+
+    def profile(frame: FrameType, event: str, argument: Any) -> None:
+        if threading.current_thread() in ours:
+            walk.profile(frame, event, argument)
+
     before, collecting = sys.getprofile(), gc.isenabled()
     gc.disable()  # what it ends in the middle is no part of the walk
-    threading.setprofile(walk.profile)
-    sys.setprofile(walk.profile)
+    threading.setprofile(profile)
     try:
-        yield walk
+        with patch.object(threading.Thread, "start", begin_noted):
+            sys.setprofile(walk.profile)
+            yield walk
     finally:
         sys.setprofile(before)
         threading.setprofile(None)
