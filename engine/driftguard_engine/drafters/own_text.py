@@ -79,17 +79,21 @@ class OwnText:
     def _anew(self, kept: int, piece: bytes) -> list[int] | None:
         """The tokens behind the first `kept` ones; None: by what is near, none begins there any more, or its
         tokens do not spell it, as where the tokenizer composes letters or has none for some."""
-        recent = self._tokens[kept - _LEAD :]
+        first = kept - _LEAD
+        while first and _is_inside(self._own.texts.get(self._tokens[first], b"")):
+            first -= 1
+        recent = self._tokens[first:]
         near = self._own.spelled(recent)
         if not self._text.endswith(near) or any(token not in self._own.texts for token in recent):
             return None
         added = self._own.spelled(self._tokens[kept:]) + piece
-        try:
-            found = self._own.encode(near + piece)
-        except UnicodeDecodeError:  # it would begin inside of a character
-            return None
-        anew = self._own.last(found, len(added))
+        anew = self._own.last(self._own.encode(near + piece), len(added))
         return anew if anew is not None and self._own.spelled(anew) == added else None
+
+
+def _is_inside(text: bytes) -> bool:
+    """Whether it begins inside of a character."""
+    return 0x80 <= text[:1][0] < 0xC0 if text else False
 
 
 def whole_characters(text: bytes) -> int:

@@ -13,7 +13,7 @@ from driftguard_engine.core import InvalidModel
 from driftguard_engine.drafters.other_vocabulary import TliDrafter
 from driftguard_engine.drafters.own_text import OwnText
 from driftguard_engine.engine import Engine
-from driftguard_engine.models.token_texts import shared_tokens, token_texts
+from driftguard_engine.models.token_texts import TokenTexts, shared_tokens, token_texts
 from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
@@ -128,6 +128,27 @@ def test_a_text_that_the_tokens_of_the_draft_do_not_spell_is_read_however_it_arr
             if before is not None and text.token_ids is not None:
                 assert text.token_ids[: text.unchanged] == before[: text.unchanged]
         assert text.token_ids == theirs.encode(written.encode()), size
+
+
+def test_letters_without_tokens_of_their_own_do_not_cut_the_whole_text_anew_each_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of many scripts are several bytes, in the middle of which the last tokens may begin."""
+    ours, theirs = (token_texts(byte_level((each,)), tmp_path, field="test") for each in ("ab", "dd"))
+    written = "\u0986\u09ae\u09be\u09b0 \u65e5\u672c \U0001f642".encode() * 30
+    encode, cut = TokenTexts.encode, [0]
+
+    def noted(self: TokenTexts, text: bytes) -> list[int]:
+        cut.append(len(text))
+        return encode(self, text)
+
+    token_ids = ours.encode(written)
+    monkeypatch.setattr(TokenTexts, "encode", noted)
+    text = OwnText(ours, theirs)
+    for token in token_ids:
+        text.extend([token])
+    assert max(cut) < 50
+    assert text.token_ids == encode(theirs, written)
 
 
 def test_spaces_at_the_beginning_are_read_however_they_arrive(tmp_path: Path) -> None:
