@@ -25,7 +25,7 @@ class OwnText:
         self._target, self._own = target, own
         self._marks = {token: own.marks.get(name) for name, token in target.marks.items()}
         self._settled = list(own.begin)  # up to the last special token
-        self._text = b""  # behind it, whole characters
+        self._text = b""  # behind it, whole characters, composed as the draft reads them
         self._begins = True  # nothing of it has arrived
         self._tokens: list[int] = []  # of this text
         self.unfinished = b""
@@ -69,26 +69,29 @@ class OwnText:
         whole = whole_characters(piece)
         piece, self.unfinished = piece[:whole].decode(errors="replace").encode(), piece[whole:]
         before, kept = self._tokens, max(len(self._tokens) - _ANEW, 0)
-        anew = self._anew(kept, piece) if kept > _LEAD else None
-        self._text += piece
-        self._tokens = self._own.encode(self._text) if anew is None else before[:kept] + anew
-        start = 0 if anew is None else kept
-        same = sum(1 for _ in takewhile(bool, map(eq, before[start:], self._tokens[start:])))
-        self.unchanged = min(self.unchanged, len(self._settled) + start + same)
+        if not (kept > _LEAD and self._add_near(kept, piece)):
+            kept, self._text = 0, self._own.composed(self._text + piece)
+            self._tokens = self._own.encode(self._text)
+        same = sum(1 for _ in takewhile(bool, map(eq, before[kept:], self._tokens[kept:])))
+        self.unchanged = min(self.unchanged, len(self._settled) + kept + same)
 
-    def _anew(self, kept: int, piece: bytes) -> list[int] | None:
-        """The tokens behind the first `kept` ones; None: by what is near, none begins there any more, or its
-        tokens do not spell it, as where the tokenizer composes letters or has none for some."""
+    def _add_near(self, kept: int, piece: bytes) -> bool:
+        """Keeps the first `kept` tokens. False, and nothing is added: by what is near, none begins there any
+        more, or its tokens do not spell it, as where the tokenizer has none for some letters."""
         first = kept - _LEAD
         while first and _is_inside(self._own.texts.get(self._tokens[first], b"")):
             first -= 1
         recent = self._tokens[first:]
-        near = self._own.spelled(recent)
+        lead, near = self._own.spelled(self._tokens[first:kept]), self._own.spelled(recent)
         if not self._text.endswith(near) or any(token not in self._own.texts for token in recent):
-            return None
-        added = self._own.spelled(self._tokens[kept:]) + piece
-        anew = self._own.last(self._own.encode(near + piece), len(added))
-        return anew if anew is not None and self._own.spelled(anew) == added else None
+            return False
+        text = self._own.composed(near + piece)
+        anew = self._own.last(self._own.encode(text), len(text) - len(lead))
+        if anew is None or lead + self._own.spelled(anew) != text:
+            return False
+        self._text = self._text.removesuffix(near) + text
+        self._tokens = self._tokens[:kept] + anew
+        return True
 
 
 def _is_inside(text: bytes) -> bool:

@@ -14,6 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from tokenizers.normalizers import NFC
+
 from driftguard_engine.core import InvalidModel
 
 _FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
@@ -36,6 +38,12 @@ class TokenTexts:
         written = text.decode()  # what spells a special token is text in it
         told = self.tokenizer(written, add_special_tokens=False, split_special_tokens=True, verbose=False)
         return list(told["input_ids"])
+
+    def composed(self, text: bytes) -> bytes:
+        """As its tokens spell it, where the tokenizer composes letters and accents (NFC). Of whole
+        characters."""
+        normalizer = self.tokenizer.backend_tokenizer.normalizer
+        return normalizer.normalize_str(text.decode()).encode() if isinstance(normalizer, NFC) else text
 
     def spelled(self, token_ids: Sequence[int]) -> bytes:
         """The text that these tokens stand for."""

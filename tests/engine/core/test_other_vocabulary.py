@@ -130,12 +130,13 @@ def test_a_text_that_the_tokens_of_the_draft_do_not_spell_is_read_however_it_arr
         assert text.token_ids == theirs.encode(written.encode()), size
 
 
+@pytest.mark.parametrize("letter", ["\u09be", "\u09df"])  # the latter is two to a draft that composes
 def test_letters_without_tokens_of_their_own_do_not_cut_the_whole_text_anew_each_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, letter: str
 ) -> None:
     """Those of many scripts are several bytes, in the middle of which the last tokens may begin."""
-    ours, theirs = (token_texts(byte_level((each,)), tmp_path, field="test") for each in ("ab", "dd"))
-    written = "\u0986\u09ae\u09be\u09b0 \u65e5\u672c \U0001f642".encode() * 30
+    ours, theirs = (token_texts(each, tmp_path, field="test") for each in (byte_level(("ab",)), composing()))
+    written = f"\u0986\u09ae{letter}\u09b0 \u65e5\u672c \U0001f642".encode() * 30
     encode, cut = TokenTexts.encode, [0]
 
     def noted(self: TokenTexts, text: bytes) -> list[int]:
