@@ -158,20 +158,18 @@ def look_at_pushed(session: Session, url: str, now: datetime) -> list[Source]:
 def quiet_servers(known: Sequence[Source], now: datetime) -> set[str]:
     """Servers whose metrics were read just now and that have nothing to tell: no news is no failure."""
     quiet: tuple[Condition, ...] = ("idle", "waiting", "not_speculating")
-    return {
-        source.server
-        for source in known
-        if source.condition in quiet
-        and now - source.scraped_at
-        <= max(STALE_INTERVALS * timedelta(seconds=source.interval_seconds), LATELY)
-    }
+    return {each.server for each in known if each.condition in quiet and _was_scraped(each, LATELY, now)}
 
 
 def is_unread(source: Source, now: datetime) -> bool:
     """Whether no sidecar tries to scrape it any more: then its condition is of the past. Of one whose metrics
     are pushed, `look_at_pushed` notes that."""
-    patience = max(STALE_INTERVALS * timedelta(seconds=source.interval_seconds), UNREAD_AFTER)
-    return source.url != PUSHED and now - source.scraped_at > patience
+    return source.url != PUSHED and not _was_scraped(source, UNREAD_AFTER, now)
+
+
+def _was_scraped(source: Source, least: timedelta, now: datetime) -> bool:
+    """Whether within three of its intervals, or within `least` where these are short."""
+    return now - source.scraped_at <= max(STALE_INTERVALS * timedelta(seconds=source.interval_seconds), least)
 
 
 def all_sources(session: Session) -> list[Source]:
