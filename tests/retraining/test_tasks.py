@@ -476,6 +476,21 @@ def test_a_watch_ends_where_somebody_has_returned_to_the_draft_before(
     assert incident_of(drifted.database, drifted.incident_id).state != "mitigating"
 
 
+def test_a_draft_that_was_found_worse_and_replaced_is_told_to_be_worse(
+    drifted: Drifted, promoted: UUID, engine: EngineStub, jobs: RetrainingJobs
+) -> None:
+    """Whoever rolls the next one back returns to it."""
+    found_worse(drifted, promoted)
+    serve_another(drifted, engine, "by-operator")
+    jobs.settle("engine-1")
+    (run,) = [each for each in runs(drifted.database) if each.id == promoted]
+    assert run.state == "promoted"
+    assert run.reason == (
+        f"draft {CANDIDATE} accepted less than the one before it: no requests of judged segments; draft "
+        f"{drifted.parent} was not put back, because draft by-operator is in service now"
+    )
+
+
 def test_a_draft_that_its_engine_lost_is_put_back_at_the_next_look_after_its_first_record(
     drifted: Drifted, promoted: UUID, engine: EngineStub, jobs: RetrainingJobs, queue: procrastinate.App
 ) -> None:

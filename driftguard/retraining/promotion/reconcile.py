@@ -51,6 +51,7 @@ from driftguard.retraining.promotion.draft_rows import (
     follow_engine,
     tell_not_put_back,
     why_paused,
+    why_taken_back,
     why_unusable,
 )
 from driftguard.retraining.promotion.put_back import LOST, Loss, is_lost_live, put_back_if_lost
@@ -253,7 +254,10 @@ def _settle_run(
     elif not is_candidate and retrain_runs.is_taken_back(run) and serving.version == run.parent_version:
         finish_rollback(session, run, serving, now)
     elif not is_candidate:
-        reason = f"promoted; no longer watched, because draft {serving.version} is in service now"
+        instead = f"draft {serving.version} is in service now"
+        reason = f"promoted; no longer watched, because {instead}"
+        if retrain_runs.is_taken_back(run):
+            reason = f"{why_taken_back(run)}; draft {run.parent_version} was not put back, because {instead}"
         retrain_runs.end(session, run.id, "promoted", reason, now)  # which gets to know of a loss afterwards
         told = reason if loss is None else f"{reason}; {loss.told}"
         incident_notes.end_mitigation(session, run.incident_id, told, now)
