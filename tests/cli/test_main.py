@@ -308,7 +308,11 @@ def test_the_sidecar_serves_and_stops_cleanly(tmp_path: Path) -> None:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         assert process.stdout is not None
-        url = next(line for line in process.stdout if line.startswith("sidecar ready on ")).split()[3]
+        said: list[str] = []
+        while not said or not said[-1].startswith("sidecar ready on "):
+            said.append(process.stdout.readline())
+            assert said[-1], f"it ended: {''.join(said)}"
+        url = said[-1].split()[3]
         page = httpx.get(url)
         assert page.status_code == 200
         assert "<title>" in page.text
