@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from driftguard.incident_lifecycle import State
 from driftguard.records.documents.incident import Mitigation
-from driftguard.store import incidents
+from driftguard.store import incidents, retrain_runs
 from driftguard.store.tables import Incident
 
 log = structlog.get_logger(__name__)
@@ -34,9 +34,12 @@ def tell_promotion(session: Session, incident_id: UUID | None, draft_version: st
 
 
 def end_mitigation(session: Session, incident_id: UUID | None, reason: str, at: datetime) -> None:
-    """mitigating or recovered_in_part -> open or acknowledged, as it was before: the attempt has not
-    helped."""
+    """mitigating or recovered_in_part -> open or acknowledged, as it was before: the attempt has not helped.
+    Nothing while another one goes on, as where a draft that came late is watched."""
     if incident_id is not None and (incident := incidents.lock(session, incident_id)) is not None:
+        runs = retrain_runs.of_incident(session, incident_id)
+        if any(run.ended_at is None and not retrain_runs.is_taken_back(run) for run in runs):
+            return
         incident.evidence = replace(incident.evidence, mitigation=None)
         if incident.state in ("mitigating", "recovered_in_part"):
             steps = incidents.transitions(session, incident_id)

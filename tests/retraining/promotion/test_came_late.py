@@ -12,6 +12,7 @@ from typing import Literal
 import pytest
 from sqlalchemy import update
 
+from driftguard.records.documents.retraining_run import Rollout
 from driftguard.retraining.engines.engine_admin import EngineDraft
 from driftguard.retraining.promotion.draft_rows import put_in_service
 from driftguard.retraining.promotion.reconcile import settle
@@ -21,7 +22,7 @@ from driftguard.store.database import Database
 from driftguard.store.tables import RetrainRun, Stream
 from tests.retraining.engine_stub import EngineStub, running
 from tests.retraining.restarted import restarted_settings, serves
-from tests.retraining.world import drift, incident_states, make_settings, trained
+from tests.retraining.world import drift, incident_of, incident_states, make_settings, trained
 
 OLD, NEW = "v1", "v2"
 SERVER = "engine-1"
@@ -87,6 +88,25 @@ def test_it_is_watched(
     assert run.reason == f"better; it came into service late, after: {REFUSED}"
     assert run.incident_id is not None
     assert incident_states(database, run.incident_id)[-1] == "mitigating"
+
+
+def test_its_incident_is_mitigated_although_a_later_attempt_fails(
+    database: Database, failed: RetrainRun, tmp_path: Path
+) -> None:
+    """As of a deployment that takes longer than its records are awaited: the next night's draft is ordered,
+    and is not served before the first one comes."""
+    settings = by_restart(database, tmp_path)
+    assert failed.incident_id is not None
+    later = trained(database, failed.incident_id, OLD, "v3", "/drafts/v3", "rolling_out")
+    ago = datetime.now(UTC) - timedelta(hours=1)
+    with database.session() as session:
+        retrain_runs.change_numbers(session, later.id, rollout=Rollout("v3", ago, ago))
+    settle(database, settings, SERVER)
+    assert (found(database, failed).state, found(database, later).state) == ("watching", "failed")
+    incident = incident_of(database, failed.incident_id)
+    assert incident.state == "mitigating"
+    assert incident.evidence.mitigation is not None
+    assert incident.evidence.mitigation.draft_version == NEW
 
 
 def test_it_is_rolled_back_where_it_is_worse(
