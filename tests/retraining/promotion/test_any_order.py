@@ -48,7 +48,7 @@ class Killed(BaseException):
 
 
 class World:
-    """A clock, a database whose process may be killed at any transaction, and two replicas of a server."""
+    """A clock, and a database whose process may be killed at the beginning or end of any transaction."""
 
     def __init__(self, database: Database, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
         self.database, self.random = database, random.Random(seed)
@@ -92,11 +92,10 @@ class World:
         finally:
             self.left, self.is_dead = None, False
 
-    def records_of(self, version: str, count: int = 1) -> None:
+    def record_of(self, version: str) -> None:
         now = self.now()
-        records = [record(version, world.NEW, 0.7, now) for _ in range(count)]
         with self.database.session() as session:
-            insert_batches(session, [records], self.registry, now)
+            insert_batches(session, [[record(version, world.NEW, 0.7, now)]], self.registry, now)
 
 
 class Product:
@@ -202,7 +201,7 @@ class Replicas:
     def tell(self) -> None:
         """Records of what they serve."""
         for version in self.serving:
-            self.around.records_of(version)
+            self.around.record_of(version)
 
     def obey(self) -> None:
         for version in self.pending:
@@ -270,31 +269,30 @@ class Built:
             self.around.told.append(f"somebody activates {version}")
             stub.activate(version)
         else:
-            self.around.records_of(self.version)
+            self.around.record_of(self.version)
 
     def calm(self, *, has_time: bool) -> None:
         del has_time
         self.stub.refuse = self.stub.lose = ""
         self.stub.mute = self.stub.falls_silent = False
-        self.around.records_of(self.version)
+        self.around.record_of(self.version)
 
     @property
     def version(self) -> str:
         return str(self.stub.serving["version"])
 
 
-def passes(around: World, engine: Replicas | Built, by: timedelta) -> None:
-    around.offset += by
+def wait(product: Product, engine: Replicas | Built, seconds: int) -> None:
+    product.around.offset += timedelta(seconds=seconds)
     if isinstance(engine, Built):
-        engine.stub.started_at -= by.total_seconds()
+        engine.stub.started_at -= seconds
 
 
 def live(product: Product, engine: Replicas | Built) -> None:
     around, chance = product.around, product.around.random
     for _ in range(STEPS):
         engine.disturb()
-        waited = chance.choice([0, 1, 1, 10, 180, 400, 1_200, 7_200])
-        passes(around, engine, timedelta(seconds=waited))
+        wait(product, engine, chance.choice([0, 1, 1, 10, 180, 400, 1_200, 7_200]))
         steps = chance.randrange(20) if chance.random() < 0.4 else None
         act = chance.choices(
             [product.retrain, product.look, product.roll_back, product.find_worse, product.stand],
@@ -302,7 +300,7 @@ def live(product: Product, engine: Replicas | Built) -> None:
         )[0]
         around.killed_after(steps, act)
     for hour in range(12):
-        passes(around, engine, timedelta(hours=1))
+        wait(product, engine, 3_600)
         engine.calm(has_time=hour > 2)
         around.killed_after(None, product.look)
 
