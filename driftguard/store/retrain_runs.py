@@ -215,9 +215,9 @@ def change_numbers(session: Session, run_id: UUID, **changed: Any) -> None:
 
 
 def store_nothing_to_do(session: Session, run: RetrainRun) -> UUID:
-    """Stores a run that found nothing to do. In a row of such runs with the same trigger for the same
-    incident there is one row, the latest: a run that waits for traffic asks every minute."""
-    last = latest(session, run.server, run.target)
+    """Stores a run that found nothing to do. An incident that waits for traffic asks every minute: in a row
+    of such runs there is one row, which tells the latest."""
+    last = latest(session, run.server, run.target) if run.trigger == "incident" else None
     alike = last is not None and (last.incident_id, last.trigger) == (run.incident_id, run.trigger)
     if last is not None and last.state == "nothing_to_do" and alike:
         last.reason, last.ended_at = run.reason, run.ended_at

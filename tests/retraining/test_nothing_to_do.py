@@ -104,7 +104,7 @@ def test_too_little_traffic_asks_again_in_one_row_and_reads_no_token_ids(
     settings = make_settings(tmp_path / "data", engine.url, minimum_requests=300)
     monkeypatch.delattr(captures, "outline")
     for _ in range(3):
-        outcome = retrain(drifted.database, settings, incident_id=drifted.incident_id)
+        outcome = retrain(drifted.database, settings, incident_id=drifted.incident_id, trigger="incident")
         assert nothing(outcome) == "only 200 captured requests since the change, 300 needed"
         assert outcome.waits_for_traffic
     assert len(runs(drifted.database)) == 1
@@ -119,6 +119,17 @@ def test_the_nightly_job_leaves_a_row_although_the_incident_asks_on(
     for trigger in triggers:
         retrain(drifted.database, settings, incident_id=drifted.incident_id, trigger=trigger)
     assert [run.trigger for run in runs(drifted.database)] == ["incident", "nightly", "incident"]
+
+
+@pytest.mark.parametrize("trigger", ["nightly", "manual"])
+def test_each_night_and_whoever_asks_leaves_a_row_of_its_own_time(
+    drifted: Drifted, engine: EngineStub, tmp_path: Path, trigger: Trigger
+) -> None:
+    settings = make_settings(tmp_path / "data", engine.url, minimum_requests=300)
+    for _ in range(2):
+        retrain(drifted.database, settings, trigger=trigger)
+    second, first = runs(drifted.database)
+    assert second.started_at > first.started_at
 
 
 def test_capture_that_is_off_is_named(drifted: Drifted, engine: EngineStub, tmp_path: Path) -> None:
