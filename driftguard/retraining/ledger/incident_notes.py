@@ -35,12 +35,15 @@ def tell_promotion(session: Session, incident_id: UUID | None, draft_version: st
 
 def end_mitigation(session: Session, incident_id: UUID | None, reason: str, at: datetime) -> None:
     """mitigating or recovered_in_part -> open or acknowledged, as it was before: the attempt has not helped.
-    Nothing while another one goes on, as where a draft that came late is watched."""
+    It stays mitigating while another attempt goes on, as where a draft that came late is watched."""
     if incident_id is not None and (incident := incidents.lock(session, incident_id)) is not None:
-        runs = retrain_runs.of_incident(session, incident_id)
-        if any(run.ended_at is None and not retrain_runs.is_taken_back(run) for run in runs):
+        told, runs = incident.evidence.mitigation, retrain_runs.of_incident(session, incident_id)
+        others = [run for run in runs if run.ended_at is None and not retrain_runs.is_taken_back(run)]
+        if told is not None and any(run.candidate_version == told.draft_version for run in others):
             return
         incident.evidence = replace(incident.evidence, mitigation=None)
+        if others and incident.state == "mitigating":
+            return
         if incident.state in ("mitigating", "recovered_in_part"):
             steps = incidents.transitions(session, incident_id)
             before = [step.to_state for step in steps if step.to_state in ("open", "acknowledged")][-1]

@@ -14,6 +14,7 @@ from sqlalchemy import update
 
 from driftguard.records.documents.retraining_run import Rollout
 from driftguard.retraining.engines.engine_admin import EngineDraft
+from driftguard.retraining.ledger import incident_notes
 from driftguard.retraining.promotion.draft_rows import put_in_service
 from driftguard.retraining.promotion.reconcile import settle
 from driftguard.settings import Settings
@@ -107,6 +108,19 @@ def test_its_incident_is_mitigated_although_a_later_attempt_fails(
     assert incident.state == "mitigating"
     assert incident.evidence.mitigation is not None
     assert incident.evidence.mitigation.draft_version == NEW
+
+
+def test_of_an_attempt_that_ended_nothing_is_told_while_a_later_one_goes_on(
+    database: Database, failed: RetrainRun
+) -> None:
+    assert failed.incident_id is not None
+    now = datetime.now(UTC)
+    trained(database, failed.incident_id, OLD, "v3", "/drafts/v3", "rolling_out")
+    with database.session() as session:
+        incident_notes.tell_promotion(session, failed.incident_id, NEW, now)
+        incident_notes.end_mitigation(session, failed.incident_id, "rolled back", now)
+    incident = incident_of(database, failed.incident_id)
+    assert (incident.state, incident.evidence.mitigation) == ("mitigating", None)
 
 
 def test_it_is_rolled_back_where_it_is_worse(
