@@ -26,12 +26,13 @@ _SPACE = "\u2581"
 class TokenTexts:
     """texts: the bytes that a token adds to a text, of tokens for the same bytes the usual one first. marks:
     the special tokens, such as the end of a text, by what they are called. begin: the tokens with which the
-    model expects a text to begin."""
+    model expects a text to begin. normalizer: of a tokenizer that composes letters and accents."""
 
     tokenizer: Any
     texts: Mapping[int, bytes]
     marks: Mapping[str, int]
     begin: tuple[int, ...]
+    normalizer: NFC | None = None
 
     def encode(self, text: bytes) -> list[int]:
         """Without `begin`; of whole characters. Raises UnicodeDecodeError."""
@@ -40,10 +41,8 @@ class TokenTexts:
         return list(told["input_ids"])
 
     def composed(self, text: bytes) -> bytes:
-        """As its tokens spell it, where the tokenizer composes letters and accents (NFC). Of whole
-        characters."""
-        normalizer = self.tokenizer.backend_tokenizer.normalizer
-        return normalizer.normalize_str(text.decode()).encode() if isinstance(normalizer, NFC) else text
+        """As its tokens spell it. Of whole characters."""
+        return text if self.normalizer is None else self.normalizer.normalize_str(text.decode()).encode()
 
     def spelled(self, token_ids: Sequence[int]) -> bytes:
         """The text that these tokens stand for."""
@@ -88,11 +87,13 @@ def token_texts(tokenizer: Any, directory: Path, *, field: str) -> TokenTexts:
         if token not in marks.values()
     )
     begin = tokenizer("", verbose=False)["input_ids"][:1]
+    normalizer = tokenizer.backend_tokenizer.normalizer
     return TokenTexts(
         deepcopy(tokenizer),  # whoever else has it must not find special tokens taken for text
         {token: text for token, text in spelled if text},
         marks,
         tuple(begin) if begin == [tokenizer.bos_token_id] else (),
+        normalizer if isinstance(normalizer, NFC) else None,
     )
 
 
