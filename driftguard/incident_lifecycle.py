@@ -32,23 +32,19 @@ GRAVITY: Final = ("info", "warning", "critical")
 
 
 class IllegalTransition(Conflict):
-    """An incident that is {from} cannot become {to}; from {from} the legal next states are {legal}. Or: the
-    incident is already {to}; nothing was changed."""
+    """The incident is already in the state that was asked for, or cannot get there from its own."""
 
     title = "Illegal transition"
 
     def __init__(self, from_state: str, to_state: str) -> None:
-        legal = ", ".join(LEGAL.get(from_state, ())) or "none"
-        told = f"an incident that is {from_state} cannot become {to_state}; "
-        told += f"from {from_state} the legal next states are: {legal}"
-        if from_state == to_state:
-            told = f"the incident is already {to_state}; nothing was changed"
-        super().__init__(
-            told,
-            from_state=from_state,
-            to_state=to_state,
-            legal=list(LEGAL.get(from_state, ())),
-        )
+        legal = LEGAL.get(from_state, ())
+        told = f"the incident is already {to_state}; nothing was changed"
+        if from_state != to_state:
+            told = (
+                f"an incident that is {from_state} cannot become {to_state}; "
+                f"from {from_state} the legal next states are: {', '.join(legal) or 'none'}"
+            )
+        super().__init__(told, from_state=from_state, to_state=to_state, legal=list(legal))
 
 
 @dataclass(frozen=True, slots=True)

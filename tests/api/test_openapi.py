@@ -50,6 +50,13 @@ def test_every_operation_is_described_and_shows_what_it_takes_and_answers(name: 
         assert given(content) or "example" in resolved(content["schema"]), (where, media_type)
 
 
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_every_refusal_is_described_in_whole_sentences(name: str) -> None:
+    answers = OPERATIONS[name]["responses"]
+    refusals = {status: answer["description"] for status, answer in answers.items() if int(status) >= 400}
+    assert not [told for told in refusals.values() if not told.endswith(".")]
+
+
 def test_schemas_are_described_in_paragraphs_none_of_which_is_code_by_its_indentation() -> None:
     described = [schema for schema in DOCUMENT["components"]["schemas"].values() if "description" in schema]
     assert len(described) >= 4
