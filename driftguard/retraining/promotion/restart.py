@@ -116,9 +116,12 @@ def roll_back_by_hand(
         now = retrain_runs.now(session)
         order = _order("roll_back", run, run.parent_version or "", parent, info.draft, now)
     reply = _give(database, engine, order, "rolling_back", reason)
-    if reply.refusal is not None:
-        with database.session() as session:
+    with database.session() as session:
+        if reply.refusal is None:
+            retrain_runs.advance(session, run.id, "rolling_back", reason=reason)
+        else:
             retrain_runs.advance(session, run.id, state, ended_at=ended_at, numbers=numbers)
+    if reply.refusal is not None:
         raise EngineRefused(reply.refusal)
     return EngineDraft(parent.name, parent.version, parent.method, parent.directory)
 

@@ -95,6 +95,7 @@ class _Before(NamedTuple):
 
     run_id: UUID
     state: retrain_runs.RunState
+    reason: str | None
     ended_at: datetime | None
     rollout: Rollout | None
 
@@ -108,17 +109,18 @@ def _store_order(database: Database, info: EngineInfo, version: str, told: str) 
         if run is None:
             return None
         rollout, state = retrain_runs.numbers_of(run).rollout, cast("retrain_runs.RunState", run.state)
-        before = _Before(run.id, state, run.ended_at, rollout)
+        before = _Before(run.id, state, run.reason, run.ended_at, rollout)
         now = retrain_runs.now(session)
         retrain_runs.change_numbers(session, run.id, rollout=Rollout(version, now, now, told))
-        retrain_runs.advance(session, run.id, "rolling_back", ended_at=None)
+        retrain_runs.advance(session, run.id, "rolling_back", reason=told, ended_at=None)
     return before
 
 
 def _withdraw(session: Session, before: _Before | None) -> None:
     if before is not None:
         retrain_runs.change_numbers(session, before.run_id, rollout=before.rollout)
-        retrain_runs.advance(session, before.run_id, before.state, ended_at=before.ended_at)
+        earlier = {"reason": before.reason, "ended_at": before.ended_at}
+        retrain_runs.advance(session, before.run_id, before.state, **earlier)
 
 
 def _activate(engine: EngineAdmin, version: str) -> EngineDraft:

@@ -486,9 +486,12 @@ def test_by_hand_it_is_asked_for_once_and_refused_by_name(restarts: Restarts) ->
     with pytest.raises(EngineRefused, match="ended with status 1"):
         take_back()
     assert (restarts.run(run_id).state, restarts.run(run_id).ended_at is None) == ("promoted", False)
+    assert restarts.run(run_id).reason == "stands"
     restarts.exits_with(0)
     assert take_back() == OLD
-    with pytest.raises(Conflict, match="a rollout of draft v1 is under way"):
+    told = "rolled back to draft v1 by hand: it loops"
+    assert restarts.run(run_id).reason == told  # for as long as its records are awaited
+    with pytest.raises(Conflict, match=f"a rollout of draft v1 is under way since [^:]*:..:.. UTC: {told}"):
         take_back()
     assert len(restarts.calls()) == 3
     serves(restarts.database, OLD)

@@ -176,6 +176,8 @@ def test_a_rollback_after_which_the_engine_falls_silent_is_told_as_one_once_it_a
     engine.lose = "activate"
     with pytest.raises(EngineRefused, match=r"cannot be reached.*may have acted"):
         take_back(database, settings)
+    asked = found(database, run.id)
+    assert (asked.state, asked.reason) == ("rolling_back", "rolled back to draft v1 by hand: it loops")
     engine.mute = False
     settle(database, settings, "engine-1")
     assert states(database) == {OLD: "in_service", NEW: "rolled_back"}
