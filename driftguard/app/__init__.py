@@ -444,7 +444,7 @@ def run_retraining(settings: Settings, *, server: str | None, force: bool, traff
     """
     configure_logging(settings.log_level, secrets_of(settings))
     stop = _Stop()
-    with open_database(settings) as database:
+    with open_database(settings, makes=traffic is not None) as database:  # a new one has no captured traffic
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, stop)
         outcome = retrain(

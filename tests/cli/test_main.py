@@ -260,6 +260,20 @@ def test_a_command_that_reads_makes_no_database_where_there_is_none(tmp_path: Pa
     assert not data.exists()
 
 
+@pytest.mark.parametrize(
+    "arguments", [[], pytest.param(["--traffic", "requests.jsonl"], marks=pytest.mark.slow)], ids=len
+)
+def test_a_retraining_makes_no_database_but_for_traffic_that_it_is_given(
+    tmp_path: Path, arguments: list[str]
+) -> None:
+    """As a nightly job that lacks the sidecar's database_url: each night it would find nothing to do."""
+    settings, data = tmp_path / "driftguard.toml", tmp_path / "data"
+    settings.write_text("[[engines]]\nserver = 'a'\nadmin_url = 'http://127.0.0.1:1'")
+    result = driftguard("retrain", "--config", str(settings), *arguments, DRIFTGUARD_DATA_DIR=str(data))
+    assert (f"none has been made in {data / 'postgres'}" in result.stderr) == (not arguments)
+    assert data.exists() == bool(arguments)
+
+
 def test_a_key_is_printed_alone_also_where_its_database_is_made(tmp_path: Path) -> None:
     """What it does in the 20 s that this may take, and where, is no part of the key."""
     result = driftguard("keys", "create", "one", DRIFTGUARD_DATA_DIR=str(tmp_path))
