@@ -96,7 +96,7 @@ class OwnText:
 
 def _is_inside(text: bytes) -> bool:
     """Whether it begins inside of a character."""
-    return 0x80 <= text[:1][0] < 0xC0 if text else False
+    return text != b"" and 0x80 <= text[0] < 0xC0
 
 
 def whole_characters(text: bytes) -> int:
