@@ -128,9 +128,9 @@ def _refresh(database: Database, stream_id: int, paging: Paging, now: datetime) 
 
 def rollback_of(session: Session, stream: Stream, cost: Cost | None) -> Rollback | None:
     """None unless the draft of this stream is in service, and has a parent."""
-    parent = drafts.parents_in_service(session).get((stream.server, stream.target, stream.draft_version))
+    back = drafts.rollbacks_in_service(session).get((stream.server, stream.target, stream.draft_version))
     run = retrain_runs.latest(session, stream.server, stream.target)
-    return remedy.rollback_of(parent, run, stream.draft_version, cost)
+    return remedy.rollback_of(back, run, stream.draft_version, cost)
 
 
 def known(session: Session, stream_ids: Sequence[int]) -> dict[int, Measured]:

@@ -36,14 +36,15 @@ def of_incident(incident: Incident) -> tuple[Action, ...]:
     return of_stream(incident.evidence.cost, incident, incident.evidence.rollback)
 
 
-def rollback_of(parent: str | None, run: RetrainRun | None, draft: str, cost: Cost | None) -> Rollback | None:
-    """`draft`: the version in service; `parent`: of the draft that it was trained from. `run`: the newest of
-    the server and target, whose watch tells both drafts apart where it made this one."""
-    if parent is None:
+def rollback_of(back: str | None, run: RetrainRun | None, draft: str, cost: Cost | None) -> Rollback | None:
+    """`draft`: the version in service; `back`: that to which its rollback returns. `run`: the newest of the
+    server and target, whose watch tells both drafts apart where it made this one from that one."""
+    if back is None:
         return None
-    numbers = run.numbers if run is not None and run.candidate_version == draft else None
+    compares = run is not None and (run.candidate_version, run.parent_version) == (draft, back)
+    numbers = run.numbers if run is not None and compares else None
     k = cost.num_speculative_tokens if cost else None
-    return Rollback(parent, rollback_gain(numbers.watch if numbers else None, float(k) if k else None))
+    return Rollback(back, rollback_gain(numbers.watch if numbers else None, float(k) if k else None))
 
 
 def _lost(incident: Incident) -> Interval | None:

@@ -54,7 +54,7 @@ def describe(session: Session, now: datetime, chosen: Sequence[Standing]) -> lis
         lengths=status_queries.lengths(session, now, ids),
         retrains=status_queries.last_retrains(session),
         costs=cost_measurement.known(session, ids),
-        parents=drafts.parents_in_service(session),
+        rollbacks=drafts.rollbacks_in_service(session),
         watched=status_queries.watched_runs(session),
         resolved=status_queries.newest_resolved(session, now - TOLD_FOR),
         unrecorded={
@@ -74,7 +74,7 @@ class _Facts:
     lengths: dict[int, status_queries.Lengths]
     retrains: dict[Place, RetrainRun]
     costs: dict[int, cost_measurement.Measured]
-    parents: dict[tuple[str, str, str], str]  # server, target, version -> version
+    rollbacks: dict[tuple[str, str, str], str]  # server, target, version -> version
     resolved: dict[Place, Incident]
     watched: dict[tuple[str, str, str], status_queries.WatchedRun]
     unrecorded: dict[str, Unrecorded]  # by server
@@ -149,7 +149,7 @@ def _actions(item: Standing, measured: cost_measurement.Measured | None, facts: 
     cost = None if measured is None or _is_outdated(item, measured) else measured.cost
     place, version = (item.stream.server, item.stream.target), item.stream.draft_version
     rollback = remedy.rollback_of(
-        facts.parents.get((*place, version)), facts.retrains.get(place), version, cost
+        facts.rollbacks.get((*place, version)), facts.retrains.get(place), version, cost
     )
     return remedy.of_stream(cost, item.incident, rollback)
 

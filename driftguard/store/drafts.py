@@ -7,19 +7,29 @@ from datetime import datetime
 from typing import Final, Literal, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, and_, func, select, update
+from sqlalchemy import ColumnElement, and_, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from driftguard.records import Instant
 from driftguard.store.row_filter import EVERYTHING, RowFilter, RowId, newest_first
-from driftguard.store.tables import Draft
+from driftguard.store.tables import Draft, RetrainRun
 
 DraftState = Literal["candidate", "rejected", "in_service", "retired", "rolled_back", "lost"]
 
 CORPORA: Final = ("suffix", "ngram", "hybrid")  # methods whose drafts, or a part of them, hold captured text
 
 _HAS_FILES: Final = Draft.directory.is_not(None), Draft.retrain_run_id.is_not(None)  # that were made here
+# And not chosen since: a run fails whose worse draft somebody wants to go on from.
+_FOUND_WORSE: Final = (
+    or_(
+        Draft.state == "rolled_back",
+        and_(
+            RetrainRun.state.in_(("watching", "rolling_back", "promoted")),
+            RetrainRun.numbers["watch"]["verdict"].astext == "worse",
+        ),
+    ),
+)
 
 
 class Cursor(NamedTuple):
@@ -131,13 +141,38 @@ def in_service_anew(session: Session, draft_id: int, at: datetime | None) -> Non
     session.execute(update(Draft).where(Draft.id == draft_id).values(promoted_at=at))
 
 
-def parents_in_service(session: Session) -> dict[tuple[str, str, str], str]:
-    """(server, target, version in service) -> the version that it was trained from, where that is known."""
-    query = select(Draft.server, Draft.target, Draft.version, Draft.parent_version).where(
-        Draft.state == "in_service", Draft.parent_version.is_not(None)
-    )
-    rows = session.execute(query)
+def rollbacks_in_service(session: Session) -> dict[tuple[str, str, str], str]:
+    """(server, target, version in service) -> the version that its rollback returns to, where that is
+    known."""
+    parents, worse = _parents(session, Draft.state == "in_service"), _parents(session, *_FOUND_WORSE)
+    return {of: _before(worse, *of[:2], parent) for of, parent in parents.items()}
+
+
+def rollback_of(session: Session, server: str, target: str, parent_version: str | None) -> str | None:
+    """The version that a rollback of a draft with this parent returns to: the parent, or where that was found
+    worse itself and replaced before its rollback, the last one before it that was not."""
+    if parent_version is None:
+        return None
+    worse = _parents(session, *_is(server, target), *_FOUND_WORSE)
+    return _before(worse, server, target, parent_version)
+
+
+_Parents = dict[tuple[str, str, str], str]  # (server, target, version) -> the one that it was trained from
+
+
+def _parents(session: Session, *which: ColumnElement[bool]) -> _Parents:
+    query = select(Draft.server, Draft.target, Draft.version, Draft.parent_version)
+    query = query.outerjoin(RetrainRun, RetrainRun.id == Draft.retrain_run_id)
+    rows = session.execute(query.where(Draft.parent_version.is_not(None), *which))
     return {(server, target, version): parent for server, target, version, parent in rows if parent}
+
+
+def _before(worse: _Parents, server: str, target: str, version: str) -> str:
+    seen: set[str] = set()
+    while (before := worse.get((server, target, version))) is not None and version not in seen:
+        seen.add(version)
+        version = before
+    return version
 
 
 def counts(session: Session) -> list[tuple[str, str, str, int]]:
@@ -181,13 +216,17 @@ def removable(
     session: Session, server: str, target: str, keep: int, oldest_corpus: datetime, *, is_served: bool = True
 ) -> list[Draft]:
     """Drafts made here whose directories may go: all but the newest `keep`, and corpora made before
-    `oldest_corpus`; never the one in service, nor its parent, to which a rollback returns, nor of models the
-    parent of that, to which one after it does. `is_served`: whether the target is: else nothing drafts from
+    `oldest_corpus`; never the one in service, nor its parent, nor the one to which a rollback returns, nor of
+    models that to which one after it does. `is_served`: whether the target is: else nothing drafts from
     the corpus that was in service for it."""
     serving = in_service(session, server, target)
-    needed = {serving.version, serving.parent_version} if serving else set()
-    before = find(session, server, target, serving.parent_version or "") if serving else None
-    kept = needed | ({before.parent_version} if before else set())
+    needed: set[str | None] = set()
+    kept: set[str | None] = set()
+    if serving is not None:
+        back = rollback_of(session, server, target, serving.parent_version)
+        before = find(session, server, target, back or "")
+        needed = {serving.version, serving.parent_version, back}
+        kept = needed | ({rollback_of(session, server, target, before.parent_version)} if before else set())
     made = session.scalars(
         select(Draft)
         .where(*_is(server, target), *_HAS_FILES)

@@ -5,7 +5,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import update
 
-from driftguard.store import drafts
+from driftguard.records.documents.retraining_run import Watch
+from driftguard.store import drafts, retrain_runs
 from driftguard.store.database import Database
 from driftguard.store.tables import Draft
 from tests.retraining.world import drift, trained
@@ -24,3 +25,21 @@ def test_what_holds_captured_text_goes_when_captures_do(database: Database, meth
         session.execute(update(Draft).values(method=method, created_at=NOW - timedelta(days=8)))
         removable = drafts.removable(session, "engine-1", "target", 5, NOW - timedelta(days=7))
         assert [draft.version for draft in removable] == ["v2"] * goes
+
+
+def test_the_files_of_the_last_draft_that_was_not_found_worse_are_kept(database: Database) -> None:
+    """A rollback returns to it, however many were found worse since and replaced before they were rolled
+    back."""
+    incident_id = drift(database, "v0", NOW)
+    worse = Watch((), (), 0.05, 400, 0, recovered=False, verdict="worse")
+    for parent, version in (("v0", "v1"), ("v1", "v2"), ("v2", "v3"), ("v3", "v4")):
+        run = trained(database, incident_id, parent, version, f"/drafts/{version}", "promoted")
+        with database.session() as session:
+            if version in ("v2", "v3"):
+                retrain_runs.change_numbers(session, run.id, watch=worse)
+            made = Draft.version == version
+            session.execute(update(Draft).where(made).values(state="retired", created_at=NOW))
+    with database.session() as session:
+        session.execute(update(Draft).where(Draft.version == "v4").values(state="in_service"))
+        removable = drafts.removable(session, "engine-1", "target", 1, NOW - timedelta(days=7))
+        assert {draft.version for draft in removable} == {"v2"}

@@ -315,10 +315,11 @@ def _deciding(request: Request, session: Session, server: str, target: str) -> d
     and the command that takes the place of a retraining here."""
     settings = get_context(request).settings
     serving = drafts.in_service(session, server, target)
+    parent = serving.parent_version if serving else None
     return {
         "key_needed": not is_open(request.scope, settings.host),
         "has_engine": any(engine.server == server for engine in settings.engines),
         "in_service": serving.version if serving else None,
-        "rollback_to": serving.parent_version if serving else None,
+        "rollback_to": drafts.rollback_of(session, server, target, parent),
         "elsewhere": retraining_elsewhere(server, force=True) if torch_version() is None else None,
     }

@@ -101,9 +101,16 @@ def end_watch(session: Session, run: RetrainRun, because: str, at: datetime) -> 
     incident_notes.end_mitigation(session, run.incident_id, reason, at)
 
 
+def rollback_version(session: Session, run: RetrainRun) -> str | None:
+    """The draft that serves once the one of this run is rolled back; None: not known."""
+    if run.state == "rolling_back":
+        return retrain_runs.rollout_of(run).version
+    return drafts.rollback_of(session, run.server, run.target, run.parent_version)
+
+
 def tell_not_put_back(session: Session, run: RetrainRun, because: str, at: datetime) -> None:
     """The draft of the run is to be rolled back, serves on, and nothing mends its incident until it is."""
-    reason = f"{why_taken_back(run)}; draft {run.parent_version} cannot be put back: {because}"
+    reason = f"{why_taken_back(run)}; draft {rollback_version(session, run)} cannot be put back: {because}"
     retrain_runs.advance(session, run.id, cast("retrain_runs.RunState", run.state), reason=reason)
     incident_notes.end_mitigation(session, run.incident_id, reason, at)
 

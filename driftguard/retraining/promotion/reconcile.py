@@ -49,6 +49,7 @@ from driftguard.retraining.promotion.draft_rows import (
     finish_promotion,
     finish_rollback,
     follow_engine,
+    rollback_version,
     tell_not_put_back,
     why_paused,
     why_taken_back,
@@ -204,25 +205,26 @@ def _go_on_with_late(session: Session, info: EngineInfo, now: datetime) -> None:
 
 
 def _roll_back_if_worse(database: Database, admin: EngineAdmin, info: EngineInfo) -> EngineDraft | None:
-    """The parent, if this has put it back into service; it is loaded first where it is not. Else None.
+    """The draft before, if this has put it back into service; it is loaded first where it is not. Else None.
 
     Also where a person asked for it and that was cut off, or where a restart was to do it, before the
     settings had the engine's admin_url."""
     with database.session() as session:
         run = retrain_runs.taken_back(session, info.server, info.target, info.draft.version)
-        if run is None or run.parent_version is None:
+        version = rollback_version(session, run) if run is not None else None
+        if run is None or version is None:
             return None
-        parent = drafts.find(session, info.server, info.target, run.parent_version)
-        is_loaded = any(draft.version == run.parent_version for draft in info.drafts)
-        unusable = None if is_loaded else why_unusable(session, parent, run.parent_version)
+        before = drafts.find(session, info.server, info.target, version)
+        is_loaded = any(draft.version == version for draft in info.drafts)
+        unusable = None if is_loaded else why_unusable(session, before, version)
         if unusable is not None:
             tell_not_put_back(session, run, unusable, retrain_runs.now(session))
     if unusable is not None:
         raise EngineRefused(unusable)
     try:
-        if parent is not None and parent.directory is not None and not is_loaded:
-            admin.load(Path(parent.directory), run.parent_version)
-        return admin.activate(run.parent_version)
+        if before is not None and before.directory is not None and not is_loaded:
+            admin.load(Path(before.directory), version)
+        return admin.activate(version)
     except EngineRefused as error:  # it is asked again, and the worse draft serves until then
         with database.session() as session:
             tell_not_put_back(session, run, error.detail, retrain_runs.now(session))
@@ -251,16 +253,25 @@ def _settle_run(
         _fail_if_late(session, run, serving, now)
     elif run.state not in ("watching", "rolling_back"):
         _end_interrupted(session, run, f"draft {serving.version} is in service", now)
-    elif not is_candidate and retrain_runs.is_taken_back(run) and serving.version == run.parent_version:
+    elif not is_candidate and _is_back(session, run, serving):
         finish_rollback(session, run, serving, now)
     elif not is_candidate:
         instead = f"draft {serving.version} is in service now"
         reason = f"promoted; no longer watched, because {instead}"
         if retrain_runs.is_taken_back(run):
-            reason = f"{why_taken_back(run)}; draft {run.parent_version} was not put back, because {instead}"
+            before = rollback_version(session, run)
+            reason = f"{why_taken_back(run)}; draft {before} was not put back, because {instead}"
         retrain_runs.end(session, run.id, "promoted", reason, now)  # which gets to know of a loss afterwards
         told = reason if loss is None else f"{reason}; {loss.told}"
         incident_notes.end_mitigation(session, run.incident_id, told, now)
+
+
+def _is_back(session: Session, run: RetrainRun, serving: EngineDraft) -> bool:
+    """Whether this draft serves because that of the run is rolled back."""
+    return retrain_runs.is_taken_back(run) and serving.version in (
+        run.parent_version,
+        rollback_version(session, run),
+    )
 
 
 def _end_watches_of_other_targets(session: Session, info: EngineInfo, now: datetime) -> None:

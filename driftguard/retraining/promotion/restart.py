@@ -31,7 +31,12 @@ from driftguard.retraining.engines.restarted_engine import RestartedEngine
 from driftguard.retraining.ledger import incident_notes
 from driftguard.retraining.ledger.outcome import RetrainOutcome
 from driftguard.retraining.ledger.run_row import Job, advance, end
-from driftguard.retraining.promotion.draft_rows import tell_not_put_back, why_unusable, why_worse
+from driftguard.retraining.promotion.draft_rows import (
+    rollback_version,
+    tell_not_put_back,
+    why_unusable,
+    why_worse,
+)
 from driftguard.retraining.training import workspace
 from driftguard.store import announced_drafts, drafts, retrain_runs, source_activity
 from driftguard.store.database import Database
@@ -84,8 +89,9 @@ def roll_back_if_due(database: Database, engine: RestartedEngine, info: EngineIn
         if found is None:
             return
         run, reason = found
-        parent = drafts.find(session, run.server, run.target, run.parent_version or "")
-        order = _order("roll_back", run, run.parent_version or "", parent, info.draft, now)
+        version = rollback_version(session, run) or ""
+        before = drafts.find(session, run.server, run.target, version)
+        order = _order("roll_back", run, version, before, info.draft, now)
     reply = _give(database, engine, order, "rolling_back", reason)
     with database.session() as session:
         if reply.refusal is None:
@@ -102,9 +108,9 @@ def roll_back_if_due(database: Database, engine: RestartedEngine, info: EngineIn
 
 
 def roll_back_by_hand(
-    database: Database, engine: RestartedEngine, info: EngineInfo, parent: Draft, reason: str
+    database: Database, engine: RestartedEngine, info: EngineInfo, before: Draft, reason: str
 ) -> EngineDraft:
-    """Orders the parent; returns it, its records are awaited. Raises Conflict, EngineRefused: not ordered."""
+    """Orders `before`; returns it, its records are awaited. Raises Conflict, EngineRefused: not ordered."""
     with database.session() as session:
         run = retrain_runs.watching(session, info.server, info.target, info.draft.version)
         if run is None:
@@ -114,7 +120,7 @@ def roll_back_by_hand(
             raise Conflict(f"the run that promoted draft {info.draft.version} is no longer stored")
         state, ended_at, numbers = cast("retrain_runs.RunState", run.state), run.ended_at, run.numbers
         now = retrain_runs.now(session)
-        order = _order("roll_back", run, run.parent_version or "", parent, info.draft, now)
+        order = _order("roll_back", run, before.version, before, info.draft, now)
     reply = _give(database, engine, order, "rolling_back", reason)
     with database.session() as session:
         if reply.refusal is None:
@@ -123,7 +129,7 @@ def roll_back_by_hand(
             retrain_runs.advance(session, run.id, state, ended_at=ended_at, numbers=numbers)
     if reply.refusal is not None:
         raise EngineRefused(reply.refusal)
-    return EngineDraft(parent.name, parent.version, parent.method, parent.directory)
+    return EngineDraft(before.name, before.version, before.method, before.directory)
 
 
 def go_on(database: Database, engine: RestartedEngine, info: EngineInfo) -> None:

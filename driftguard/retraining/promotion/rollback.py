@@ -1,4 +1,5 @@
-"""Rollback by an operator: the draft that the one in service was trained from serves again."""
+"""Rollback by an operator: the draft that the one in service was trained from serves again, or the last
+before that which was not found worse."""
 
 from __future__ import annotations
 
@@ -63,17 +64,17 @@ def roll_back(
         with database.session() as session:
             if (under_way := restart.under_way(session, info)) is not None:
                 raise Conflict(under_way)
-        parent = _parent(database, info)
-        told = f"rolled back to draft {parent.version} by hand: {reason}"
+        before = _before(database, info)
+        told = f"rolled back to draft {before.version} by hand: {reason}"
         if not isinstance(engine, EngineAdmin):
-            _check_files(database, parent)
-            return restart.roll_back_by_hand(database, engine, info, parent, told)
-        if all(draft.version != parent.version for draft in info.drafts):
-            _check_files(database, parent)
-            engine.load(Path(parent.directory or ""), parent.version)
-        run = _store_order(database, info, parent.version, told)
+            _check_files(database, before)
+            return restart.roll_back_by_hand(database, engine, info, before, told)
+        if all(draft.version != before.version for draft in info.drafts):
+            _check_files(database, before)
+            engine.load(Path(before.directory or ""), before.version)
+        run = _store_order(database, info, before.version, told)
         try:
-            serving = _activate(engine, parent.version)
+            serving = _activate(engine, before.version)
         except MayHaveActed:
             raise  # the order stays
         except EngineRefused:
@@ -140,16 +141,17 @@ def _activate(engine: EngineAdmin, version: str) -> EngineDraft:
         return serving
 
 
-def _parent(database: Database, info: EngineInfo) -> Draft:
-    """The row of the draft that the one in service was trained from. Raises Conflict."""
+def _before(database: Database, info: EngineInfo) -> Draft:
+    """The row of the draft that a rollback of the one in service returns to. Raises Conflict."""
     with database.session() as session:
         serving = drafts.find(session, info.server, info.target, info.draft.version)
         if serving is None or serving.parent_version is None:
             raise Conflict(f"draft {info.draft.version} was not promoted here: there is none to return to")
-        parent = drafts.find(session, info.server, info.target, serving.parent_version)
-    if parent is None:
-        raise Conflict(f"draft {serving.parent_version}, to return to, is no longer stored")
-    return parent
+        version = drafts.rollback_of(session, info.server, info.target, serving.parent_version) or ""
+        before = drafts.find(session, info.server, info.target, version)
+    if before is None:
+        raise Conflict(f"draft {version}, to return to, is no longer stored")
+    return before
 
 
 def _check_files(database: Database, draft: Draft) -> None:

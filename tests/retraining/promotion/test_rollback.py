@@ -11,6 +11,7 @@ from uuid import UUID
 import pytest
 
 from driftguard.errors import BadInput, Conflict, DatabaseUnavailable
+from driftguard.records.documents.retraining_run import Watch
 from driftguard.retraining.engines.engine_admin import EngineAdmin, EngineDraft, EngineRefused
 from driftguard.retraining.promotion import rollback
 from driftguard.retraining.promotion.draft_rows import finish_promotion, put_in_service
@@ -24,7 +25,7 @@ from driftguard.store.tables import RetrainRun
 from tests.retraining.engine_stub import EngineStub, running
 from tests.retraining.world import drift, incident_states, make_settings, trained
 
-OLD, NEW = "v1", "v2"
+OLD, NEW, NEXT = "v1", "v2", "v3"
 
 
 @pytest.fixture
@@ -237,3 +238,40 @@ def test_an_engine_that_refuses_leaves_everything_as_it_was(
     assert states(database) == {OLD: "retired", NEW: "in_service"}
     after = found(database, run.id)
     assert (after.state, after.ended_at, retrain_runs.numbers_of(after).rollout) == ("watching", None, None)
+
+
+def found_worse(database: Database, run: RetrainRun) -> None:
+    """By the watch, and not rolled back yet."""
+    worse = Watch((), (), 0.05, 400, 0, recovered=False, verdict="worse")
+    with database.session() as session:
+        retrain_runs.change_numbers(session, run.id, watch=worse)
+
+
+def replaced(database: Database, settings: Settings, engine: EngineStub, run: RetrainRun) -> RetrainRun:
+    """NEW was found worse while the next draft was being trained from it, which is promoted and watched."""
+    found_worse(database, run)
+    assert run.incident_id is not None
+    after = trained(database, run.incident_id, NEW, NEXT, "/drafts/v3", "promoting")
+    engine.serving = {"name": NEXT, "version": NEXT, "method": "draft_model", "directory": "/drafts/v3"}
+    engine.loaded = {NEXT: engine.serving}
+    settle(database, settings, "engine-1")
+    assert [found(database, each.id).state for each in (run, after)] == ["promoted", "watching"]
+    return after
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_draft_that_was_itself_found_worse_is_not_returned_to(
+    database: Database, settings: Settings, engine: EngineStub, by_hand: bool
+) -> None:
+    after = replaced(database, settings, engine, promoted(database, settings))
+    if by_hand:
+        assert take_back(database, settings, NEXT) == OLD
+    else:
+        found_worse(database, after)
+        settle(database, settings, "engine-1")
+    assert engine.serving["version"] == OLD
+    assert states(database) == {OLD: "in_service", NEW: "retired", NEXT: "rolled_back"}
+    ended = found(database, after.id)
+    assert ended.state == "rolled_back"
+    assert ended.reason is not None
+    assert "v1 serves again" in ended.reason or ended.reason.startswith("rolled back to draft v1 by hand")
