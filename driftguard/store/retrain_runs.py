@@ -227,8 +227,9 @@ def store_nothing_to_do(session: Session, run: RetrainRun) -> UUID:
     return run.id
 
 
-def find(session: Session, run_id: UUID) -> RetrainRun | None:
-    return session.get(RetrainRun, run_id)
+def find(session: Session, run_id: UUID, *, locked: bool = False) -> RetrainRun | None:
+    """`locked`: for this unit of work, because a fold may advance or end its watch."""
+    return session.get(RetrainRun, run_id, with_for_update=locked)
 
 
 def latest(session: Session, server: str, target: str) -> RetrainRun | None:

@@ -115,12 +115,17 @@ def roll_back_by_hand(
         run = retrain_runs.watching(session, info.server, info.target, info.draft.version)
         if run is None:
             made = drafts.find(session, info.server, info.target, info.draft.version)
-            run = retrain_runs.find(session, made.retrain_run_id) if made and made.retrain_run_id else None
+            if made is not None and made.retrain_run_id is not None:
+                run = retrain_runs.find(session, made.retrain_run_id, locked=True)
         if run is None:
             raise Conflict(f"the run that promoted draft {info.draft.version} is no longer stored")
         state, ended_at, numbers = cast("retrain_runs.RunState", run.state), run.ended_at, run.numbers
         now = retrain_runs.now(session)
         order = _order("roll_back", run, before.version, before, info.draft, now)
+        # At once: a watch that ended meanwhile would be set back.
+        asked = Rollout(before.version, now, now + ASK_AGAIN_AFTER, reason)
+        retrain_runs.change_numbers(session, run.id, rollout=asked)
+        retrain_runs.advance(session, run.id, "rolling_back", ended_at=None)
     reply = _give(database, engine, order, "rolling_back", reason)
     with database.session() as session:
         if reply.refusal is None:

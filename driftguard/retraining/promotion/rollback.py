@@ -106,7 +106,9 @@ def _store_order(database: Database, info: EngineInfo, version: str, told: str) 
     the rest. None: the run that made the draft is no longer stored."""
     with database.session() as session:
         made = drafts.find(session, info.server, info.target, info.draft.version)
-        run = retrain_runs.find(session, made.retrain_run_id) if made and made.retrain_run_id else None
+        run = None
+        if made is not None and made.retrain_run_id is not None:
+            run = retrain_runs.find(session, made.retrain_run_id, locked=True)
         if run is None:
             return None
         rollout, state = retrain_runs.numbers_of(run).rollout, cast("retrain_runs.RunState", run.state)

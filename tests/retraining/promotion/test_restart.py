@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 from uuid import UUID
 
 import msgspec
@@ -30,7 +30,7 @@ from driftguard.retraining.promotion.reconcile import settle
 from driftguard.retraining.promotion.rollback import roll_back
 from driftguard.retraining.tasks import RetrainingJobs
 from driftguard.settings import ORDER_VARIABLES, Settings
-from driftguard.store import announced_drafts, drafts, retrain_runs, sources
+from driftguard.store import announced_drafts, drafts, retrain_runs, source_activity, sources
 from driftguard.store.database import Database
 from driftguard.store.sources import SourceState
 from driftguard.store.tables import Draft, RetrainRun, Stream
@@ -497,6 +497,28 @@ def test_by_hand_it_is_asked_for_once_and_refused_by_name(restarts: Restarts) ->
     serves(restarts.database, OLD)
     assert restarts.settled(settings, run_id) == "rolled_back"
     assert "rolled back to draft v1 by hand: it loops" in (restarts.run(run_id).reason or "")
+
+
+def test_a_watch_does_not_end_while_a_rollback_is_ordered_and_goes_on_where_it_is_refused(
+    restarts: Restarts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = restarts.settings()
+    run_id = restarts.watched(settings)
+    heard = source_activity.heard
+
+    def stands_meanwhile(*asked: Any) -> Any:
+        """As the fold ends a watch: where it is still one."""
+        with restarts.database.session() as session:
+            if retrain_runs.watching(session, SERVER, "target", NEW) is not None:
+                retrain_runs.end(session, run_id, "promoted", "stands", datetime.now(UTC))
+        return heard(*asked)
+
+    monkeypatch.setattr(source_activity, "heard", stands_meanwhile)
+    restarts.exits_with(1)
+    with pytest.raises(EngineRefused, match="ended with status 1"):
+        roll_back(restarts.database, settings, server=SERVER, draft_version=NEW, reason="it loops")
+    after = restarts.run(run_id)
+    assert (after.state, after.reason == "stands") == ("watching", False)
 
 
 def test_killed_while_the_command_runs(restarts: Restarts, tmp_path: Path) -> None:

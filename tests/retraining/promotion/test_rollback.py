@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,6 +23,7 @@ from driftguard.settings import Settings
 from driftguard.store import drafts, retrain_runs
 from driftguard.store.database import Database
 from driftguard.store.tables import RetrainRun
+from tests.api.ingest_server import is_held_up
 from tests.retraining.engine_stub import EngineStub, running
 from tests.retraining.world import drift, incident_states, make_settings, trained
 
@@ -275,3 +277,20 @@ def test_a_draft_that_was_itself_found_worse_is_not_returned_to(
     assert ended.state == "rolled_back"
     assert ended.reason is not None
     assert "v1 serves again" in ended.reason or ended.reason.startswith("rolled back to draft v1 by hand")
+
+
+def test_a_watch_that_ends_as_a_rollback_by_hand_is_asked_for_stays_ended_where_it_is_refused(
+    database: Database, settings: Settings, engine: EngineStub
+) -> None:
+    run = promoted(database, settings)
+    engine.refuse = "activate"
+    with ThreadPoolExecutor(1) as threads:
+        with database.session() as session:  # of the fold, which has found that the promotion stands
+            retrain_runs.end(session, run.id, "promoted", "stands", datetime.now(UTC))
+            asked = threads.submit(take_back, database, settings)
+            while not is_held_up(database) and not asked.done():
+                pass
+        with pytest.raises(EngineRefused, match="out of memory"):
+            asked.result()
+    after = found(database, run.id)
+    assert (after.state, after.reason, after.ended_at is None) == ("promoted", "stands", False)
