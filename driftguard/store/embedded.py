@@ -203,6 +203,27 @@ def _check_directory(data_dir: Path) -> None:
         data_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadSettings(f"data_dir: {data_dir} cannot be used ({error.strerror})") from None
+    _check_owner(data_dir, may_use=os.access(data_dir, os.R_OK | os.W_OK | os.X_OK))
+    pgdata = data_dir / "postgres"
+    if pgdata.exists():
+        _check_owner(pgdata, may_use=os.geteuid() == 0)  # PostgreSQL asks for its own
+
+
+def _check_owner(directory: Path, *, may_use: bool) -> None:
+    owner = directory.stat().st_uid
+    if not may_use and owner != os.geteuid():
+        theirs, ours = _user(owner), _user(os.geteuid())
+        raise BadSettings(
+            f"data_dir: {directory} belongs to user {theirs}, and this is user {ours}; run as {theirs}, or "
+            "give this user a data_dir of its own"
+        )
+
+
+def _user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
 
 
 def _start(server: PostgresServer, pgdata: Path) -> None:

@@ -222,3 +222,38 @@ def test_a_directory_that_does_not_fit_is_named(data_dir: Path, name: str) -> No
     (data_dir / "file").touch()
     with pytest.raises(BadSettings, match=f"data_dir: .*{name}"), start_embedded(data_dir / name):
         pass
+
+
+AS_NOBODY = """
+import os, pwd, sys
+from pathlib import Path
+from driftguard.errors import BadSettings
+from driftguard.store import embedded
+embedded._import_pgserver()  # whose files that user may not read
+os.setgroups([])
+os.setuid(pwd.getpwnam("nobody").pw_uid)
+try:
+    with embedded.start_embedded(Path(sys.argv[1])):
+        pass
+except BadSettings as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs files of two users")
+@pytest.mark.parametrize(("mode", "part"), [(0o700, ""), (0o755, ""), (0o777, "postgres")])
+def test_a_directory_of_another_user_is_told_with_its_owner(data_dir: Path, mode: int, part: str) -> None:
+    """As where a command is run by hand, and the sidecar by systemd."""
+    if part:
+        (data_dir / part).mkdir()
+    data_dir.chmod(mode)
+    told = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", AS_NOBODY, str(data_dir)],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    ).stdout
+    assert told == (
+        f"data_dir: {data_dir / part} belongs to user root, and this is user nobody; run as root, or give "
+        "this user a data_dir of its own\n"
+    )
