@@ -444,7 +444,8 @@ def run_retraining(settings: Settings, *, server: str | None, force: bool, traff
     """
     configure_logging(settings.log_level, secrets_of(settings))
     stop = _Stop()
-    with open_database(settings, makes=traffic is not None) as database:  # a new one has no captured traffic
+    # What was captured is in the sidecar's database, and nothing is trained for an engine that is not set.
+    with open_database(settings, makes=traffic is not None and bool(settings.engines)) as database:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, stop)
         outcome = retrain(

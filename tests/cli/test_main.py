@@ -248,6 +248,8 @@ def test_what_is_logged_is_no_part_of_what_a_command_prints(tmp_path: Path, comm
         "keys revoke one",
         "probe init --server a",
         "probe run --server a --url http://127.0.0.1:1",
+        "retrain --server a",
+        "retrain --server a --traffic traffic.jsonl",
     ],
 )
 def test_a_command_that_reads_makes_no_database_where_there_is_none(tmp_path: Path, command: str) -> None:
