@@ -21,13 +21,11 @@ CORPORA: Final = ("suffix", "ngram", "hybrid")  # methods whose drafts, or a par
 
 _HAS_FILES: Final = Draft.directory.is_not(None), Draft.retrain_run_id.is_not(None)  # that were made here
 # And not chosen since: a run fails whose worse draft somebody wants to go on from.
-_FOUND_WORSE: Final = (
-    or_(
-        Draft.state == "rolled_back",
-        and_(
-            RetrainRun.state.in_(("watching", "rolling_back", "promoted")),
-            RetrainRun.numbers["watch"]["verdict"].astext == "worse",
-        ),
+_FOUND_WORSE: Final = or_(
+    Draft.state == "rolled_back",
+    and_(
+        RetrainRun.state.in_(("watching", "rolling_back", "promoted")),
+        RetrainRun.numbers["watch"]["verdict"].astext == "worse",
     ),
 )
 
@@ -144,7 +142,7 @@ def in_service_anew(session: Session, draft_id: int, at: datetime | None) -> Non
 def rollbacks_in_service(session: Session) -> dict[tuple[str, str, str], str]:
     """(server, target, version in service) -> the version that its rollback returns to, where that is
     known."""
-    parents, worse = _parents(session, Draft.state == "in_service"), _parents(session, *_FOUND_WORSE)
+    parents, worse = _parents(session, Draft.state == "in_service"), _parents(session, _FOUND_WORSE)
     return {of: _before(worse, *of[:2], parent) for of, parent in parents.items()}
 
 
@@ -153,7 +151,7 @@ def rollback_of(session: Session, server: str, target: str, parent_version: str 
     worse itself and replaced before its rollback, the last one before it that was not."""
     if parent_version is None:
         return None
-    worse = _parents(session, *_is(server, target), *_FOUND_WORSE)
+    worse = _parents(session, *_is(server, target), _FOUND_WORSE)
     return _before(worse, server, target, parent_version)
 
 

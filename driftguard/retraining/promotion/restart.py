@@ -119,20 +119,18 @@ def roll_back_by_hand(
                 run = retrain_runs.find(session, made.retrain_run_id, locked=True)
         if run is None:
             raise Conflict(f"the run that promoted draft {info.draft.version} is no longer stored")
-        state, ended_at, numbers = cast("retrain_runs.RunState", run.state), run.ended_at, run.numbers
+        state = cast("retrain_runs.RunState", run.state)
+        as_it_was = {"reason": run.reason, "ended_at": run.ended_at, "numbers": run.numbers}
         now = retrain_runs.now(session)
         order = _order("roll_back", run, before.version, before, info.draft, now)
         # At once: a watch that ended meanwhile would be set back.
         asked = Rollout(before.version, now, now + ASK_AGAIN_AFTER, reason)
         retrain_runs.change_numbers(session, run.id, rollout=asked)
-        retrain_runs.advance(session, run.id, "rolling_back", ended_at=None)
+        retrain_runs.advance(session, run.id, "rolling_back", reason=reason, ended_at=None)
     reply = _give(database, engine, order, "rolling_back", reason)
-    with database.session() as session:
-        if reply.refusal is None:
-            retrain_runs.advance(session, run.id, "rolling_back", reason=reason)
-        else:
-            retrain_runs.advance(session, run.id, state, ended_at=ended_at, numbers=numbers)
     if reply.refusal is not None:
+        with database.session() as session:
+            retrain_runs.advance(session, run.id, state, **as_it_was)
         raise EngineRefused(reply.refusal)
     return EngineDraft(before.name, before.version, before.method, before.directory)
 
