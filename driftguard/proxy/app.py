@@ -26,7 +26,7 @@ from driftguard.proxy.listening import BACKLOG, listeners_of
 from driftguard.proxy.metrics import CONTENT_TYPE, ProxyMetrics
 from driftguard.proxy.upstream import Upstream
 from driftguard.proxy.workers import Worker, supervise
-from driftguard.settings import ProxySettings, is_readable_url
+from driftguard.settings import ProxySettings
 from driftguard_http import ConnectionLimits, Origins
 from driftguard_http.allocation import collect_garbage_rarely
 from driftguard_http.open_files import raise_limit
@@ -71,12 +71,10 @@ def check(settings: ProxySettings) -> None:
     if settings.upstream is None:
         raise BadSettings("proxy.upstream: needed; give --upstream http://HOST:PORT")
     for name, url in (("upstream", settings.upstream), ("sidecar", settings.sidecar)):
-        if not is_readable_url(url):
-            raise BadSettings(f"proxy.{name}: its host or port cannot be read")
         parts = urlsplit(url)
-        if "@" in (parts.netloc or url):
+        if "@" in parts.netloc:
             raise BadSettings(f"proxy.{name}: holds a user or password, which error messages would show")
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        if parts.query or parts.fragment:
             shown = Secrets(secrets_of_url(url)).masked(url)
             raise BadSettings(f"proxy.{name}: {shown} is not an http(s) address")
 

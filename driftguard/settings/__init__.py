@@ -21,7 +21,6 @@ from driftguard.settings.model import (
     ScrapingSettings,
     Settings,
     SourceSettings,
-    is_readable_url,
 )
 
 __all__ = [
@@ -43,5 +42,4 @@ __all__ = [
     "ScrapingSettings",
     "Settings",
     "SourceSettings",
-    "is_readable_url",
 ]

@@ -509,7 +509,7 @@ class MetricsSettings(_Group):
 
 
 class ProxySettings(_Group):
-    upstream: str | None = Field(None, description="Base URL of the server behind `driftguard proxy`.")
+    upstream: Url | None = Field(None, description="Base URL of the server behind `driftguard proxy`.")
     host: str = Field(
         "127.0.0.1", min_length=1, description="Address the proxy binds; it has no keys of its own."
     )
@@ -530,7 +530,7 @@ class ProxySettings(_Group):
         description="Connections at once of each worker, at most two fifths of the descriptors that it may "
         "open; beyond that those that keep the proxy waiting are closed.",
     )
-    sidecar: str = Field("http://127.0.0.1:8200", description="Sidecar that the proxy sends records to.")
+    sidecar: Url = Field("http://127.0.0.1:8200", description="Sidecar that the proxy sends records to.")
     engine: AskedEngine = Field(
         "auto", description="What the upstream is; auto asks its /v1/models. Decides what is asked of it."
     )

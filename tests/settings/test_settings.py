@@ -152,6 +152,11 @@ def test_command_line_then_environment_then_file(tmp_path: Path, monkeypatch: py
             "[[probes.targets]]\nserver = 'a'\nurl = 'http://chat 1:8000'",
             "probes.targets.0.url: its host or port cannot be read",
         ),
+        (
+            "proxy.upstream = '127.0.0.1:8000'",  # which the sidecar asks canary probes of
+            "proxy.upstream: does not begin with http:// or https:// and a host, not '127.0.0.1:8000'",
+        ),
+        ("proxy.sidecar = 'drift:8200'", "proxy.sidecar: does not begin with http:// or https:// and a host"),
         (RESTARTED + "update_engine = 'sglang'", "update_engine: needs an update_url"),
         (
             "".join(f"[[engines]]\nserver = 'a'\nadmin_url = 'http://{host}'\n" for host in "ab"),
