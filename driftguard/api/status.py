@@ -148,15 +148,18 @@ def is_key_needed(settings: Settings) -> bool:
 
 def source_models(session: Session, scraped: Sequence[Source], now: datetime) -> list[SourceModel]:
     sidecars = scrape_leases.sidecars(session)
+    # Scrapes are dated by the clock of whoever scrapes, which may be another one than that of `now`.
+    unread = [source.server for source in scraped if sources.is_unread(source, now)]
+    unread_servers = {*unread} - scrape_leases.scraped_now(session, unread) if unread else set[str]()
     known = sources.versions(session, [source.server for source in scraped])
     announced = announced_drafts.awaited(session)
     return [
         SourceModel.of(
             source,
-            now,
             sidecars.get(source.server),
             known[source.server].version if source.server in known else None,
             announced.get(source.server),
+            is_unread=source.server in unread_servers,
         )
         for source in scraped
     ]

@@ -21,7 +21,6 @@ from driftguard.probes.loop import ProbingState
 from driftguard.records import Fidelity, UnrecordedReason
 from driftguard.records.positions import Positions
 from driftguard.settings import DetectionSettings, FalseAlarmScope
-from driftguard.store import sources
 from driftguard.store.tables import RetrainRun, Source
 
 _UNREAD: Final = "no sidecar reads it any more: it is in the settings of none that runs"
@@ -341,14 +340,20 @@ class SourceModel(FrozenModel):
 
     @classmethod
     def of(
-        cls, source: Source, now: datetime, scraped_by: str | None, version: str | None, announced: str | None
+        cls,
+        source: Source,
+        scraped_by: str | None,
+        version: str | None,
+        announced: str | None,
+        *,
+        is_unread: bool,
     ) -> SourceModel:
         more: dict[str, object] = {
             "scraped_by": scraped_by,
             "version": version,
             "announced_draft_version": announced,
         }
-        if sources.is_unread(source, now):
+        if is_unread:
             more |= {"condition": "stale", "detail": _UNREAD, "since": source.scraped_at}
         return cls.model_validate(source).model_copy(update=more)
 

@@ -38,6 +38,16 @@ _COUNT_HELD = text(
           = hashtextextended('driftguard scraping ' || server, 0)
     """
 ).bindparams(_SERVERS)
+_HELD_BY_ANY = text(
+    """
+    SELECT server FROM unnest(:servers) AS server
+    WHERE hashtextextended('driftguard scraping ' || server, 0) IN (
+        SELECT (classid::bigint << 32) | objid::bigint FROM pg_locks
+        JOIN pg_database ON pg_database.oid = pg_locks.database AND datname = current_database()
+        WHERE locktype = 'advisory' AND granted AND objsubid = 1
+    )
+    """
+).bindparams(_SERVERS)
 _END_WHEN_FROZEN = text("SELECT set_config('idle_session_timeout', :after, false)")
 _UNLOCK_ALL = text("SELECT pg_advisory_unlock_all()")
 
@@ -99,6 +109,11 @@ class LeaseLocks:
             raise DatabaseUnavailable("the connection that held the scraped servers is gone")
         with self._database.reachable(CHECK):
             yield self._connection
+
+
+def scraped_now(session: Session, servers: Collection[str]) -> frozenset[str]:
+    """Of these servers those that a sidecar which runs scrapes, whatever its clock says."""
+    return frozenset(session.scalars(_HELD_BY_ANY, {"servers": sorted(servers)}))
 
 
 def sidecars(session: Session) -> dict[str, str]:

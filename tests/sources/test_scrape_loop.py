@@ -14,6 +14,7 @@ import pytest
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
+from driftguard.api.status import source_models
 from driftguard.app import Sidecar, create_app
 from driftguard.settings import Settings
 from driftguard.sources import scrape_loop
@@ -239,6 +240,24 @@ def test_a_server_that_no_sidecar_scrapes_any_more_is_not_called_reporting(
         assert found["detail"] == "no sidecar reads it any more: it is in the settings of none that runs"
         assert datetime.fromisoformat(found["since"]) == long_ago
         assert found["detail"] in client.get("/").text
+
+
+def test_a_server_that_a_sidecar_with_another_clock_scrapes_is_not_called_unread(
+    database: Database, tmp_path: Path, server: Served
+) -> None:
+    """Its scrapes are dated by that clock: one that is ahead would call it in the settings of none."""
+    engine = FakeVllm(running=0)
+    engine.serve([2] * 100)
+    server.pages["/metrics"] = ok(engine.text)
+    ahead = datetime.now(UTC) + timedelta(minutes=10)
+    with sidecar(database, tmp_path, [{"url": f"{server.url}/metrics", "server": "idle"}]) as client:
+        until(client, lambda status: condition(status) == "idle")
+        with database.session() as session:
+            (read,) = source_models(session, stored.all_sources(session), ahead)
+        assert (read.condition, "no sidecar" in read.detail) == ("idle", False)
+    with database.session() as session:
+        (left,) = source_models(session, stored.all_sources(session), ahead)
+    assert (left.condition, "no sidecar" in left.detail) == ("stale", True)
 
 
 def test_two_sidecars_with_the_same_source_count_it_once_and_the_second_takes_over(
