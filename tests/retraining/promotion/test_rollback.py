@@ -75,15 +75,20 @@ def found(database: Database, run_id: UUID) -> RetrainRun:
     return run
 
 
+def assert_rolled_back(database: Database, run: RetrainRun, reason: str) -> None:
+    """OLD serves again in the place of NEW, which the run made."""
+    assert states(database) == {OLD: "in_service", NEW: "rolled_back"}
+    ended = found(database, run.id)
+    assert (ended.state, ended.reason) == ("rolled_back", reason)
+
+
 def test_the_draft_before_is_loaded_and_serves_again(
     database: Database, settings: Settings, engine: EngineStub
 ) -> None:
     run = promoted(database, settings)
     assert take_back(database, settings) == OLD
     assert (engine.serving["version"], engine.calls) == (OLD, ["load", "activate"])
-    assert states(database) == {OLD: "in_service", NEW: "rolled_back"}
-    ended = found(database, run.id)
-    assert (ended.state, ended.reason) == ("rolled_back", "rolled back to draft v1 by hand: it loops")
+    assert_rolled_back(database, run, "rolled back to draft v1 by hand: it loops")
     assert run.incident_id is not None
     assert incident_states(database, run.incident_id) == ["open", "mitigating", "open"]
 
@@ -94,9 +99,7 @@ def test_a_rollback_that_was_done_and_not_answered_is_told_as_done(
     run = promoted(database, settings)
     engine.lose = "activate"
     assert take_back(database, settings) == OLD
-    assert states(database) == {OLD: "in_service", NEW: "rolled_back"}
-    ended = found(database, run.id)
-    assert (ended.state, ended.reason) == ("rolled_back", "rolled back to draft v1 by hand: it loops")
+    assert_rolled_back(database, run, "rolled back to draft v1 by hand: it loops")
 
 
 def test_a_promotion_that_stood_keeps_its_ending_and_tells_what_came_after(
@@ -134,12 +137,7 @@ def test_a_rollback_that_is_cut_off_when_the_engine_has_acted_is_told_as_one(
     with database.session() as session:
         assert list(RetrainingJobs(database, settings)._unsettled(session)) == ["engine-1"]
     settle(database, settings, "engine-1")
-    assert states(database) == {OLD: "in_service", NEW: "rolled_back"}
-    ended = found(database, run.id)
-    assert (ended.state, ended.reason) == (
-        "rolled_back",
-        "rolled back to draft v1 by hand: it loops; v1 serves again",
-    )
+    assert_rolled_back(database, run, "rolled back to draft v1 by hand: it loops; v1 serves again")
 
 
 def test_a_rollback_that_is_cut_off_before_the_engine_has_acted_is_done_all_the_same(
@@ -183,12 +181,7 @@ def test_a_rollback_after_which_the_engine_falls_silent_is_told_as_one_once_it_a
     assert (asked.state, asked.reason) == ("rolling_back", "rolled back to draft v1 by hand: it loops")
     engine.mute = False
     settle(database, settings, "engine-1")
-    assert states(database) == {OLD: "in_service", NEW: "rolled_back"}
-    ended = found(database, run.id)
-    assert (ended.state, ended.reason) == (
-        "rolled_back",
-        "rolled back to draft v1 by hand: it loops; v1 serves again",
-    )
+    assert_rolled_back(database, run, "rolled back to draft v1 by hand: it loops; v1 serves again")
 
 
 def test_asked_twice_it_is_done_once(database: Database, settings: Settings, engine: EngineStub) -> None:
