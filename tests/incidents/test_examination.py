@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from sqlalchemy import select, text
+from sqlalchemy.orm import Session
 
 from driftguard.detection import DetectorConfig
 from driftguard.errors import DatabaseUnavailable
@@ -260,6 +263,30 @@ def test_what_is_over_before_its_cause_was_examined_promises_none(
     text = summary(incident, stream)
     assert "yet" not in text
     assert " It was over before its cause was examined. It lasted " in text
+
+
+def test_an_examination_that_loses_its_database_after_any_commit_is_told_once_by_the_next(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, session, left = World(database).fallen(), Database.session, 0
+
+    @contextmanager
+    def cut_off(own: Database, *work: Work) -> Iterator[Session]:
+        nonlocal left
+        with session(own, *work) as opened:
+            yield opened
+        left -= 1
+        if left == 0:
+            raise DatabaseUnavailable("the answer to the commit was lost")
+
+    monkeypatch.setattr(Database, "session", cut_off)
+    for commits in range(1, 8):
+        left = commits
+        with suppress(DatabaseUnavailable):
+            examine(database)
+    assert left > 0  # the last one had fewer: it was cut off after each
+    assert world.told() == [("firing", "critical")]
+    assert world.severities() == ["critical"]
 
 
 def test_sidecars_that_examine_at_the_same_time_tell_it_once(database: Database) -> None:
