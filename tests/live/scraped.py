@@ -36,6 +36,11 @@ def condition(beside: Sidecar) -> str:
     return str(sources[0]["condition"]) if sources else ""
 
 
+def is_scraped(beside: Sidecar) -> bool:
+    """Is the server known, with nothing served yet?"""
+    return condition(beside) in ("waiting", "idle")
+
+
 def windows_are(beside: Sidecar, own: Mapping[str, int]) -> bool:
     """Do the windows add up to these of the server's own counts?"""
     ours = of_all(beside.records())
@@ -52,7 +57,7 @@ def assert_a_kill_loses_nothing(
     """Windows add up to the server's own counts before it is killed, and to those of both its lives after."""
     before = own_counts(engine)
     with sidecar(directory, database_url, scraping(engine.url)) as beside:
-        wait_until(lambda: condition(beside) == "waiting", "the first scrape")
+        wait_until(lambda: is_scraped(beside), "the first scrape")
         clients.all_of(asks, engine.url, 25, seed=4)
         first = {name: count - before[name] for name, count in own_counts(engine).items()}
         wait_until(lambda: windows_are(beside, first), f"windows of {first}")
@@ -74,7 +79,7 @@ def assert_it_may_stay_away(
             streams = beside.get("status")["streams"]
             return str(streams[0]["verdict"]) if streams else ""
 
-        wait_until(lambda: condition(beside) == "waiting", "the first scrape")
+        wait_until(lambda: is_scraped(beside), "the first scrape")
         clients.all_of(asks, engine.url, 25, seed=6)
         wait_until(lambda: verdict() != "", "the stream")
         engine.stop(signal.SIGTERM)
@@ -103,7 +108,7 @@ def assert_windows_are_of_the_draft_of_each_life(
         running(engine),
         sidecar(directory / "sidecar", database_url, scraping(engine.url)) as beside,
     ):
-        wait_until(lambda: condition(beside) == "waiting", "the first scrape")
+        wait_until(lambda: is_scraped(beside), "the first scrape")
         clients.all_of(asks, engine.url, 12, seed=8)
         told = beside.client.post("/api/v1/drafts/announce", json={"server": "real", "draft_version": "v2"})
         assert told.status_code == 200, told.text

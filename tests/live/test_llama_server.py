@@ -19,7 +19,7 @@ from tests.live.scraped import (
     assert_a_kill_loses_nothing,
     assert_it_may_stay_away,
     assert_windows_are_of_the_draft_of_each_life,
-    condition,
+    is_scraped,
     scraping,
 )
 from tests.live.servers import DRAFT, Engine, K, llama_server, needs_llama, running
@@ -239,7 +239,7 @@ def test_a_fall_is_found_though_its_first_scrapes_were_of_an_odd_minute(
             (segment,) = beside.get("status")["streams"][0]["segments"]
             return float(segment["baseline"]["rate"]) if segment["baseline"] else 0.0
 
-        wait_until(lambda: condition(beside) == "waiting", "the first scrape")
+        wait_until(lambda: is_scraped(beside), "the first scrape")
         serve(odd, lambda: len(beside.records()) >= 13)
         print(beside.get("status")["streams"][0]["text"])
         serve(usual, lambda: baseline() > 0.0)

@@ -18,7 +18,7 @@ from tests.alerting.http_receiver import wait_until
 from tests.engine.server.tiny_models import save_model
 from tests.live import clients
 from tests.live.processes import Sidecar, sidecar
-from tests.live.scraped import condition, scraping
+from tests.live.scraped import is_scraped, scraping
 from tests.live.servers import TARGET, Engine, gguf, llama_server, needs_llama, running
 
 pytestmark = [needs_llama, pytest.mark.live, pytest.mark.timeout(900)]
@@ -66,7 +66,7 @@ def test_each_window_has_the_acceptance_that_the_answers_tell(
 ) -> None:
     answers, details = Answers(llama), set[str]()
     with sidecar(tmp_path / "sidecar", database_url, scraping(llama.url)) as beside:
-        wait_until(lambda: condition(beside) == "waiting", "the first scrape")
+        wait_until(lambda: is_scraped(beside), "the first scrape")
         while answers.drafted < 1_000_000:
             answers.ask(40, at_once=4)
         at_million = answers.accepted

@@ -24,6 +24,7 @@ from tests.live.scraped import (
     assert_it_may_stay_away,
     assert_windows_are_of_the_draft_of_each_life,
     condition,
+    is_scraped,
     scraping,
     windows_are,
 )
@@ -203,7 +204,7 @@ def test_one_whose_engine_hangs_behind_its_api_is_stalled_until_it_goes_on(
         sidecar(tmp_path / "sidecar", database_url, scraping(vllm.url)) as beside,
         ThreadPoolExecutor(8) as pool,
     ):
-        wait_until(lambda: condition(beside) == "waiting", "the first scrape")
+        wait_until(lambda: is_scraped(beside), "the first scrape")
         long: dict[str, Any] = {"max_tokens": 900, "extra_body": {"ignore_eos": True}}
         waiting = [
             pool.submit(clients.completion, vllm.url, "import os\n", random.Random(seed), **long)
@@ -275,7 +276,7 @@ def test_windows_of_a_vllm_in_bentoml_add_up_to_its_own_counters(database_url: s
         running(in_bentoml(inside, tmp_path)) as bentoml,
         sidecar(tmp_path / "sidecar", database_url, scraping(bentoml.url)) as beside,
     ):
-        wait_until(lambda: condition(beside) == "waiting", "the first scrape")
+        wait_until(lambda: is_scraped(beside), "the first scrape")
         clients.all_of(RECORDED, bentoml.url, 40, seed=13)
         own, twice = own_counts(inside), own_counts(bentoml)
         wait_until(lambda: windows_are(beside, own), f"windows of {own}")
