@@ -162,6 +162,16 @@ def test_one_impossible_batch_does_not_fail_the_others(
     assert stored(database) == 3
 
 
+def test_records_of_a_stream_whose_first_batch_failed_belong_to_it(database: Database) -> None:
+    with running(database) as queue:
+        with pytest.raises(BadInput, match="out of range"):
+            queue.submit(too_large()).result(WAIT_SECONDS)
+        assert queue.submit(make_records(2, seed=2, segments=1)).result(WAIT_SECONDS) == BatchResult(2, 0)
+    with database.session() as session:
+        of_streams = session.scalar(text("SELECT count(*) FROM records JOIN streams ON id = stream_id"))
+    assert of_streams == 2
+
+
 def test_a_connection_that_died_silently_is_told_and_nothing_is_stored_twice(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
