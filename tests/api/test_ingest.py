@@ -186,6 +186,7 @@ def test_at_most_a_hundred_errors_are_listed(refusing_client: httpx.Client) -> N
         (b"\xff\xfe\x00", "not JSON"),
         (changed(segment="\ud800"), "surrogate"),
     ],
+    ids=["nothing", "words", "broken", "deep-arrays", "deep-objects", "no-text", "half-a-character"],
 )
 def test_a_body_that_is_no_json(refusing_client: httpx.Client, body: bytes, words: str) -> None:
     answer = refusing_client.post(PATH, content=body)
