@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -65,6 +66,33 @@ def test_workers_that_wait_for_the_database_say_so_in_one_line(
         assert "exc_info" not in line
     failures = sidecar.metrics.registry.get_sample_value("driftguard_loop_failures_total", {"loop": "jobs"})
     assert failures == 0
+
+
+def test_a_worker_that_overhears_its_cancellation_ends_all_the_same(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As within `asyncio.wait_for` of Python 3.11 when its time is over at the same moment."""
+    sidecar = Sidecar(Settings(data_dir=tmp_path), database, "http://sidecar")
+    begun, all_begun = set[str](), asyncio.Event()
+
+    async def overhearing(_: Sidecar, name: str, __: list[str]) -> None:
+        begun.add(name)
+        if len(begun) == 2:
+            all_begun.set()
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(3_600.0)
+        await asyncio.sleep(3_600.0)
+
+    async def stopped() -> None:
+        jobs = asyncio.create_task(sidecar.work())
+        await all_begun.wait()
+        sidecar.stop_soon()
+        jobs.cancel()
+        await asyncio.gather(jobs, return_exceptions=True)
+
+    monkeypatch.setattr(Sidecar, "_run_worker", overhearing)
+    monkeypatch.setattr(app, "LAST_JOBS_SECONDS", 0.1)
+    asyncio.run(stopped())
 
 
 def test_partitions_are_maintained_soon_after_the_machine_was_suspended(

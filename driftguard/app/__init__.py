@@ -67,6 +67,9 @@ MAINTENANCE_SECONDS = 3_600.0
 MAINTENANCE_PAUSE_SECONDS = 120.0  # while the database is away; sooner than the alert on it would fire
 WORKER_PAUSE_SECONDS = 2.0
 DUE_SECONDS = 2.0  # between two looks for retrainings that are due
+LAST_JOBS_SECONDS = (
+    10.0  # for jobs at hand when the sidecar is stopped, which then ends within 15 seconds anyhow
+)
 ANSWER_SECONDS = 5.0  # for a batch that waits for its commit when the sidecar is stopped
 MOST_HEADER_BYTES = 32_768  # of a request, its first line included
 log = structlog.get_logger(__name__)
@@ -202,11 +205,17 @@ class Sidecar:
             for name, queues in self._retraining.queues.items()
         ]
         try:
-            await asyncio.gather(*workers)
+            ended, _ = await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
+            for worker in ended:
+                worker.result()
         finally:
             for worker in workers:
-                if not worker.cancelling():  # a second time would cut off the job at hand
-                    worker.cancel()
+                worker.cancel()
+            # A second time cuts off the job at hand. But `asyncio.wait_for` of Python 3.11, in which a worker
+            # waits to hear of jobs, can lose the first.
+            _, late = await asyncio.wait(workers, timeout=LAST_JOBS_SECONDS)
+            for worker in late:
+                worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
 
     async def _keep_working(self, name: str, queues: list[str]) -> None:
