@@ -242,12 +242,13 @@ def latest(session: Session, server: str, target: str) -> RetrainRun | None:
 
 
 def of_incident(session: Session, incident_id: UUID) -> list[RetrainRun]:
-    """Newest first."""
+    """Newest first; as they are now, also where this session has read them before."""
     return list(
         session.scalars(
             select(RetrainRun)
             .where(RetrainRun.incident_id == incident_id)
-            .order_by(RetrainRun.started_at.desc(), RetrainRun.id.desc())
+            .order_by(RetrainRun.started_at.desc(), RetrainRun.id.desc()),
+            execution_options={"populate_existing": True},
         )
     )
 

@@ -123,6 +123,25 @@ def test_of_an_attempt_that_ended_nothing_is_told_while_a_later_one_goes_on(
     assert (incident.state, incident.evidence.mitigation) == ("mitigating", None)
 
 
+def test_two_attempts_that_end_at_the_same_moment_leave_no_mitigation(
+    database: Database, failed: RetrainRun
+) -> None:
+    """The detector ends the watch of one while the other is settled, which has read both by then."""
+    assert failed.incident_id is not None
+    now = datetime.now(UTC)
+    one = trained(database, failed.incident_id, OLD, NEW, "/drafts/v2", "promoting")
+    other = trained(database, failed.incident_id, OLD, "v3", "/drafts/v3", "promoting")
+    with database.session() as settling:
+        known = retrain_runs.in_states(settling, SERVER, "target", retrain_runs.RUNNING_STATES)
+        assert len(known) == 2
+        with database.session() as fold:
+            retrain_runs.end(fold, one.id, "promoted", "stands", now)
+            incident_notes.end_mitigation(fold, failed.incident_id, "stands", now)
+        retrain_runs.end(settling, other.id, "failed", "late", now)
+        incident_notes.end_mitigation(settling, failed.incident_id, "late", now)
+    assert incident_states(database, failed.incident_id)[-1] != "mitigating"
+
+
 def test_it_is_rolled_back_where_it_is_worse(
     database: Database, engine: EngineStub, failed: RetrainRun, tmp_path: Path
 ) -> None:
