@@ -182,6 +182,8 @@ def retrain(body: RetrainBody, request: Request) -> JobModel:
 def roll_back_draft(body: RollBackBody, context: AnyContext) -> RolledBackModel:
     """Puts the parent of the draft in service back into service.
 
+    A parent that was found worse itself is passed over.
+
     409: a retraining runs, another draft is in service, or there is no parent. 502: the engine, or
     what restarts it (`retraining.promote_command`, `promote_webhook`), refuses or does not answer;
     where `detail` says that the engine may have acted, the sidecar does the rest once it answers.
