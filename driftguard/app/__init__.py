@@ -67,9 +67,7 @@ MAINTENANCE_SECONDS = 3_600.0
 MAINTENANCE_PAUSE_SECONDS = 120.0  # while the database is away; sooner than the alert on it would fire
 WORKER_PAUSE_SECONDS = 2.0
 DUE_SECONDS = 2.0  # between two looks for retrainings that are due
-LAST_JOBS_SECONDS = (
-    10.0  # for jobs at hand when the sidecar is stopped, which then ends within 15 seconds anyhow
-)
+LAST_JOBS_SECONDS = 10.0  # for jobs at hand when the sidecar is stopped; its process ends after 15
 ANSWER_SECONDS = 5.0  # for a batch that waits for its commit when the sidecar is stopped
 MOST_HEADER_BYTES = 32_768  # of a request, its first line included
 log = structlog.get_logger(__name__)

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from driftguard.records.documents.incident import ChangedSegment, changed_since, not_back
 from driftguard.records.documents.retraining_run import OldLevel
-from driftguard.retraining.engines.engine_admin import EngineDraft
+from driftguard.retraining.engines.engine_admin import EngineDraft, EngineInfo
 from driftguard.retraining.ledger import incident_notes
 from driftguard.retraining.promotion import watch
 from driftguard.retraining.training import checksums
@@ -99,6 +99,15 @@ def end_watch(session: Session, run: RetrainRun, because: str, at: datetime) -> 
     reason = f"promoted; no longer watched, because {because}"
     retrain_runs.end(session, run.id, "promoted", reason, at)
     incident_notes.end_mitigation(session, run.incident_id, reason, at)
+
+
+def run_that_made(session: Session, info: EngineInfo) -> RetrainRun | None:
+    """The run that made the draft in service, locked, as a fold may advance or end its watch; None: not
+    made here, or no longer stored."""
+    made = drafts.find(session, info.server, info.target, info.draft.version)
+    if made is None or made.retrain_run_id is None:
+        return None
+    return retrain_runs.find(session, made.retrain_run_id, locked=True)
 
 
 def rollback_version(session: Session, run: RetrainRun) -> str | None:

@@ -33,6 +33,7 @@ from driftguard.retraining.ledger.outcome import RetrainOutcome
 from driftguard.retraining.ledger.run_row import Job, advance, end
 from driftguard.retraining.promotion.draft_rows import (
     rollback_version,
+    run_that_made,
     tell_not_put_back,
     why_unusable,
     why_worse,
@@ -114,9 +115,7 @@ def roll_back_by_hand(
     with database.session() as session:
         run = retrain_runs.watching(session, info.server, info.target, info.draft.version)
         if run is None:
-            made = drafts.find(session, info.server, info.target, info.draft.version)
-            if made is not None and made.retrain_run_id is not None:
-                run = retrain_runs.find(session, made.retrain_run_id, locked=True)
+            run = run_that_made(session, info)
         if run is None:
             raise Conflict(f"the run that promoted draft {info.draft.version} is no longer stored")
         state = cast("retrain_runs.RunState", run.state)

@@ -24,7 +24,7 @@ from driftguard.retraining.engines.engine_admin import (
 )
 from driftguard.retraining.ledger import incident_notes
 from driftguard.retraining.promotion import restart
-from driftguard.retraining.promotion.draft_rows import put_in_service, why_unusable
+from driftguard.retraining.promotion.draft_rows import put_in_service, run_that_made, why_unusable
 from driftguard.retraining.promotion.put_back import lost_draft
 from driftguard.retraining.promotion.reconcile import locked, settle_locked
 from driftguard.settings import Settings
@@ -105,10 +105,7 @@ def _store_order(database: Database, info: EngineInfo, version: str, told: str) 
     """Before the engine acts: where this is cut off afterwards, `settle` finds what was asked for, and does
     the rest. None: the run that made the draft is no longer stored."""
     with database.session() as session:
-        made = drafts.find(session, info.server, info.target, info.draft.version)
-        run = None
-        if made is not None and made.retrain_run_id is not None:
-            run = retrain_runs.find(session, made.retrain_run_id, locked=True)
+        run = run_that_made(session, info)
         if run is None:
             return None
         rollout, state = retrain_runs.numbers_of(run).rollout, cast("retrain_runs.RunState", run.state)
