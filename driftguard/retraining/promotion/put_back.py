@@ -59,7 +59,9 @@ def put_back_if_lost(database: Database, admin: EngineAdmin, info: EngineInfo) -
         run = retrain_runs.find(session, lost.retrain_run_id)
         numbers = retrain_runs.numbers_of(run) if run is not None else RunNumbers()
     put_back_at = tuple(at for at in numbers.put_back_at if at > now - A_DAY)
-    serving, obstacle = info.draft, _obstacle(lost, put_back_at, info, now)
+    # Asked after `now` was read, so that a slow answer makes its start no later than it was.
+    started_at = now - timedelta(seconds=admin.info().uptime_seconds)
+    serving, obstacle = info.draft, _obstacle(lost, put_back_at, info, started_at)
     if obstacle is None:
         # Before: an engine that it ends is not given it again.
         _store_given(database, lost, now, (*put_back_at, now))
@@ -147,7 +149,9 @@ def _first_of(session: Session, draft: Draft) -> str | None:
     return draft.version
 
 
-def _obstacle(lost: Draft, put_back_at: tuple[datetime, ...], info: EngineInfo, now: datetime) -> str | None:
+def _obstacle(
+    lost: Draft, put_back_at: tuple[datetime, ...], info: EngineInfo, started_at: datetime
+) -> str | None:
     """Why it is not even tried. `put_back_at`: within the last day."""
     if lost.directory is None:
         return "its files are gone"
@@ -156,7 +160,6 @@ def _obstacle(lost: Draft, put_back_at: tuple[datetime, ...], info: EngineInfo, 
     if len(put_back_at) >= MOST_A_DAY:
         times = f"it was put back {len(put_back_at)} times within a day, and lost each time"
         return f"{times}, so that it may be what ends the engine"
-    started_at = now - timedelta(seconds=info.uptime_seconds)
     if lost.promoted_at is None or started_at < lost.promoted_at:
         return None
     served, within = started_at - lost.promoted_at, ""

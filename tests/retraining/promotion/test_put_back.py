@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -29,8 +30,8 @@ __all__ = ["promoted"]
 
 
 def promoted_an_hour_ago(drifted: Drifted) -> str:
-    """The directory of the draft."""
-    an_hour_ago = datetime.now(UTC) - timedelta(hours=1)
+    """A minute more, as the bound is an hour. Returns the directory of the draft."""
+    an_hour_ago = datetime.now(UTC) - timedelta(hours=1, minutes=1)
     with drifted.database.session() as session:
         session.execute(update(Draft).where(Draft.version == CANDIDATE).values(promoted_at=an_hour_ago))
         return str(session.query(Draft.directory).where(Draft.version == CANDIDATE).scalar())
@@ -242,6 +243,15 @@ def test_an_engine_that_cannot_be_reached_meanwhile_is_asked_again(
             settle(drifted.database, drifted.settings, "engine-1")
     assert states(drifted) == {drifted.parent: "retired", CANDIDATE: "in_service"}
     engine.lose = ""
+    told = engine.info
+
+    def told_late() -> dict[str, Any]:
+        """How long it runs is then told of a moment before."""
+        answer = told()
+        time.sleep(0.5)
+        return answer
+
+    monkeypatch.setattr(engine, "info", told_late)
     settle(drifted.database, drifted.settings, "engine-1")
     assert engine.serving["version"] == CANDIDATE
 
