@@ -26,6 +26,7 @@ from driftguard_engine.core import FinishedRequest, Request, SamplingParams
 from driftguard_engine.drafters.draft_model import DraftModelDrafter
 from driftguard_engine.engine import Engine
 from driftguard_engine.kv_cache import Span
+from driftguard_engine.models.llama import LlamaModel
 from driftguard_engine.scheduler import PrefillChunk, ReusedPrefix
 from driftguard_training.corpus import prompts
 from safetensors.torch import load_file, save_file
@@ -132,7 +133,8 @@ def lost_rope_scaling(engine: Engine) -> None:
     """Beyond SCALED_FROM the draft rotates by four times the position, as without the scaling it needs."""
     drafter = engine._drafts.drafter
     assert isinstance(drafter, DraftModelDrafter)
-    for table in (drafter.model._cos, drafter.model._sin):  # type: ignore[attr-defined]
+    assert isinstance(drafter.model, LlamaModel)
+    for table in (drafter.model._spans.cos, drafter.model._spans.sin):
         kept = table.clone()
         places = torch.arange(SCALED_FROM, len(kept))
         table[SCALED_FROM:] = kept[(4 * places) % len(kept)]
@@ -167,8 +169,8 @@ def figures() -> dict[str, Condition]:
             continue
         found[name] = _condition(plant)
         print(f"engine, {name}: {_told(found[name])}", file=sys.stderr, flush=True)
-    KEPT.parent.mkdir(exist_ok=True)
-    KEPT.write_bytes(msgspec.json.encode(found))
+        KEPT.parent.mkdir(exist_ok=True)
+        KEPT.write_bytes(msgspec.json.encode(found))
     return found
 
 
