@@ -127,6 +127,24 @@ def test_a_database_that_is_down_refuses_every_batch(database_url: str) -> None:
     database.close()
 
 
+def test_a_database_that_is_down_is_asked_again_after_a_while_or_at_a_stop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ingest_queue, "FIRST_BACKOFF_SECONDS", 600.0)
+    monkeypatch.setattr(ingest_queue, "MAX_BACKOFF_SECONDS", 600.0)
+    database = Database.open("postgresql://nobody@127.0.0.1:1/nothing")
+    with running(database) as queue:
+        with pytest.raises(DatabaseUnavailable, match="refused"):
+            queue.submit(make_records(1)).result(WAIT_SECONDS)
+        waiting = queue.submit(make_records(1, seed=1))
+        with pytest.raises(TimeoutError):
+            waiting.result(timeout=0.5)
+        queue.stop()
+        with pytest.raises(DatabaseUnavailable, match="refused"):
+            waiting.result(0)
+    database.close()
+
+
 def too_large() -> list[AcceptanceRecord]:
     huge = {"steps": 0, "drafted": 2**62, "accepted": 2**62, "emitted": 2**62}
     positions = {"drafted_per_position": None, "accepted_per_position": None}
