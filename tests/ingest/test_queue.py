@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -229,19 +229,52 @@ def test_the_age_of_the_oldest_batch_is_told_and_its_end(database: Database) -> 
     assert [log["event"] for log in logs] == ["ingest_stuck", "ingest_moves_again"]
 
 
+def retried(queue: IngestQueue, records: list[AcceptanceRecord]) -> Future[BatchResult]:
+    """As a sender does that is told to come back."""
+    taken: list[Future[BatchResult]] = []
+
+    def is_taken() -> bool:
+        with suppress(Busy):
+            taken.append(queue.submit(records))
+        return bool(taken)
+
+    wait_until(is_taken, "room in the queue")
+    return taken[0]
+
+
 def test_who_waits_can_be_refused_and_what_was_written_meanwhile_is_a_duplicate(database: Database) -> None:
     batches = [make_records(2, seed=seed) for seed in range(3)]
-    with running(database) as queue:
+    with running(database, limit=6) as queue:
         with writers_held_up(database):
-            futures = [queue.submit(batch) for batch in batches]
+            futures = [queue.submit(batches[0])]
             wait_until(lambda: is_held_up(database), "the transaction")
+            futures += [queue.submit(batch) for batch in batches[1:]]
             assert queue.refuse_unacknowledged(DatabaseUnavailable("not now")) == 3
+            assert queue.refuse_unacknowledged(DatabaseUnavailable("not now")) == 0
+            assert queue.oldest_unacknowledged_seconds() == 0.0
             for future in futures:
                 with pytest.raises(DatabaseUnavailable, match="not now"):
                     future.result(0)
-        again = [queue.submit(batch).result(WAIT_SECONDS) for batch in batches]
-        assert sum(result.accepted + result.duplicates for result in again) == 6
+        wait_until(lambda: stored(database) == 2, "the transaction to end")
+        again = [retried(queue, batch) for batch in batches]  # all of them find room
+        assert [one.result(WAIT_SECONDS) for one in again] == [
+            BatchResult(0, 2),
+            BatchResult(2, 0),
+            BatchResult(2, 0),
+        ]
     assert stored(database) == 6
+
+
+def test_a_batch_whose_sender_left_while_it_waited_is_dropped(database: Database) -> None:
+    with running(database, limit=6) as queue:
+        with writers_held_up(database):
+            first = queue.submit(make_records(2))
+            wait_until(lambda: is_held_up(database), "the transaction")
+            assert queue.submit(make_records(4, seed=1)).cancel()
+        assert first.result(WAIT_SECONDS) == BatchResult(2, 0)
+        more = make_records(6, seed=2)
+        assert retried(queue, more).result(WAIT_SECONDS) == BatchResult(6, 0)
+    assert stored(database) == 8
 
 
 def test_a_database_that_is_too_slow_for_a_transaction_is_given_smaller_ones(
@@ -255,3 +288,24 @@ def test_a_database_that_is_too_slow_for_a_transaction_is_given_smaller_ones(
         assert queue.submit(make_records(1)).result(WAIT_SECONDS).accepted == 1
     (smaller,) = [log for log in logs if log["event"] == "ingest_transactions_become_smaller"]
     assert smaller["records"] == 10_000
+
+
+def test_transactions_become_smaller_where_they_are_too_slow_and_grow_again(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commits: list[None] = []
+    monkeypatch.setattr(ingest_queue, "MAX_RECORDS_PER_TRANSACTION", 16)
+    monkeypatch.setattr(ingest_queue, "LEAST_RECORDS_PER_TRANSACTION", 4)
+    monkeypatch.setattr(ingest_queue, "INGEST", Work("ingest", 0.2, 60, 60))
+    with running(database, on_commit=lambda: commits.append(None)) as queue:
+        with writers_held_up(database):
+            for seed in range(2):  # 16, 8, 4 records
+                with pytest.raises(DatabaseTimeout, match="ingest: a statement"):
+                    queue.submit(make_records(2, seed=seed)).result(WAIT_SECONDS)
+        monkeypatch.setattr(ingest_queue, "INGEST", INGEST)
+        with writers_held_up(database):
+            first = queue.submit(make_records(2))
+            wait_until(lambda: is_held_up(database), "the transaction")
+            rest = [queue.submit(make_records(2, seed=seed)) for seed in range(2, 14)]
+        assert [one.result(WAIT_SECONDS).accepted for one in (first, *rest)] == [2] * 13
+    assert len(commits) == 4  # of 2, then of 8, 12 and the last 4 records
