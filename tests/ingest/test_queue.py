@@ -33,12 +33,14 @@ WAIT_SECONDS = 60
 def running(
     database: Database, *, limit: int = 1_000, on_commit: Callable[[], None] = lambda: None
 ) -> Iterator[IngestQueue]:
-    queue = IngestQueue(database, max_queued_records=limit, metrics=Metrics(), on_commit=on_commit)
+    metrics = Metrics()
+    queue = IngestQueue(database, max_queued_records=limit, metrics=metrics, on_commit=on_commit)
     queue.start()
     try:
         yield queue
     finally:
         queue.stop()
+    assert b"driftguard_ingest_queued_records 0.0" in metrics.exposition().splitlines()
 
 
 def stored(database: Database) -> int:
@@ -120,7 +122,7 @@ def test_lost_connections_are_told_and_the_writer_recovers(database: Database) -
 
 def test_a_database_that_is_down_refuses_every_batch(database_url: str) -> None:
     database = Database.open("postgresql://nobody@127.0.0.1:1/nothing")
-    with running(database) as queue:
+    with running(database, limit=1) as queue:  # what was refused leaves its room
         for seed in range(2):
             with pytest.raises(DatabaseUnavailable, match="refused"):
                 queue.submit(make_records(1, seed=seed)).result(WAIT_SECONDS)
