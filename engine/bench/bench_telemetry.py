@@ -31,22 +31,25 @@ from driftguard_engine.options import BUNDLED
 from driftguard_engine.telemetry.telemetry import Telemetry
 from scipy.stats import binom
 
+# It answers as a sidecar does.
 RECEIVER = """
 import http.server
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     def do_POST(self):
-        self.rfile.read(int(self.headers["Content-Length"]))
+        lines = self.rfile.read(int(self.headers["Content-Length"])).count(10)
+        answer = b'{"accepted": %d, "duplicates": 0}' % lines
         self.send_response(200)
-        self.send_header("Content-Length", "2")
+        self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
-        self.wfile.write(b"{}")
+        self.wfile.write(answer)
     def log_message(self, *_):
         pass
 server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
 print(server.server_address[1], flush=True)
 server.serve_forever()
 """
+SENT_WITHIN_SECONDS = 60.0
 PROMPT = "def read(path):\n    with open(path) as file:\n        return file"
 
 
@@ -83,6 +86,8 @@ def measure(
     wall_seconds = time.perf_counter() - start
     thread_seconds = time.thread_time() - thread_start
     while telemetry.state.waiting_records:
+        if time.perf_counter() - start > wall_seconds + SENT_WITHIN_SECONDS:
+            raise SystemExit("the receiver does not take the records; the log gives the reason")
         time.sleep(0.1)
     cpu_seconds, all_thread_seconds = time.process_time() - cpu_start, time.thread_time() - thread_start
     telemetry_seconds = cpu_seconds - all_thread_seconds + inside
