@@ -184,6 +184,16 @@ def _told(condition: Condition) -> str:
 
 
 def _condition(plant: Plant) -> Condition:
+    with planted(plant) as engine:
+        probes = _probe_prompts(engine, plant)
+        cold = _ask(engine, probes, temperature=0.0)
+        warm = _ask(engine, probes, temperature=0.0)
+        return Condition({name: _conversations(engine, plant, name) for name in plant.domains}, cold, warm)
+
+
+@contextmanager
+def planted(plant: Plant) -> Iterator[Engine]:
+    """An engine that would refuse some of these weights otherwise."""
     unchecked = mock.patch("driftguard_engine.models.loading.check_weights", return_value=None)
     with tempfile.TemporaryDirectory() as directory, unchecked, plant.patches():
         draft = changed(BUNDLED / "draft", plant.draft, Path(directory))
@@ -198,10 +208,7 @@ def _condition(plant: Plant) -> Condition:
         )
         engine = Engine(config)
         plant.after_loading(engine)
-        probes = _probe_prompts(engine, plant)
-        cold = _ask(engine, probes, temperature=0.0)
-        warm = _ask(engine, probes, temperature=0.0)
-        return Condition({name: _conversations(engine, plant, name) for name in plant.domains}, cold, warm)
+        yield engine
 
 
 def changed(model: Path, weights: Callable[[str, Tensor], Tensor] | None, directory: Path) -> Path:
