@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta
@@ -16,7 +18,7 @@ from driftguard.alerting.loop import AlertLoop
 from driftguard.alerting.webhook import Webhook
 from driftguard.errors import DatabaseUnavailable
 from driftguard.metrics import Metrics
-from driftguard.outgoing.posting import post
+from driftguard.outgoing.posting import Answer, post
 from driftguard.store import incidents, notifications
 from driftguard.store.database import Database
 from driftguard.store.tables import Incident, Notification
@@ -78,6 +80,31 @@ def test_an_incident_is_posted_once_when_it_opens_and_once_when_it_is_resolved(
         )
         == 1
     )
+    assert failed_loops(metrics) == 0  # also where there is nothing to post
+
+
+def failed_loops(metrics: Metrics) -> float | None:
+    return metrics.registry.get_sample_value("driftguard_loop_failures_total", {"loop": "alerts"})
+
+
+def test_a_stop_stores_what_is_being_posted_as_delivered(
+    database: Database, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, stopping = threading.Event(), threading.Event()
+
+    def posted_slowly(url: str, body: bytes, headers: dict[str, str]) -> Answer:
+        begun.set()
+        assert stopping.wait(60)
+        time.sleep(0.3)
+        return post(url, body, headers)
+
+    monkeypatch.setattr(webhook, "post", posted_slowly)
+    add_incident(database, webhooks([receiver.url]))
+    with delivering(database, [receiver.url]):
+        assert begun.wait(60)
+        stopping.set()
+    (row,) = rows(database)
+    assert row.delivered_at is not None
 
 
 def test_a_receiver_that_is_down_gets_it_once_when_it_is_back_even_over_a_restart(
@@ -347,7 +374,7 @@ def test_an_unforeseen_failure_is_counted_and_later_pages_go_out(
     add_incident(database, webhooks([receiver.url]))
     with delivering(database, [receiver.url]) as metrics:
         wait_until(lambda: bool(receiver.taken()), "the page")
-    assert metrics.registry.get_sample_value("driftguard_loop_failures_total", {"loop": "alerts"}) == 1
+    assert failed_loops(metrics) == 1
 
 
 @pytest.mark.parametrize("waits", ["leased_until", "next_attempt_at"])
