@@ -188,9 +188,10 @@ def fold_batch(
 
 def _read(session: Session, states: StateCache, records: Records, failures: Failures) -> dict[int, Decided]:
     """The states before their records, and what operators decided about them since."""
-    states.load(session, records, failures.of)
+    in_order = sorted(records)  # in which the ingest locks streams too: those that begin anew are changed
+    states.load(session, in_order, failures.of)
     decided = {}
-    for stream_id in (each for each in sorted(records) if each not in failures):
+    for stream_id in (each for each in in_order if each not in failures):
         state = states[stream_id]
         if not any(state.incidents):
             decided[stream_id] = Decided(state)

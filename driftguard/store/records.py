@@ -111,6 +111,7 @@ _STAGE_COPY = f"COPY record_stage ({', '.join(_STAGE)}) FROM STDIN (FORMAT BINAR
 
 # The ingest lock makes `fresh` exact: nobody else inserts between this look and the commit. The window of
 # days keeps the look to the partitions in question. seq is drawn after the sort, so in the order of arrival.
+# The streams are updated in the order of their ids, as by the fold: else each could wait for the other.
 _INSERT_FRESH = f"""
 WITH staged AS (
   DELETE FROM record_stage RETURNING *
@@ -139,7 +140,7 @@ WITH staged AS (
 )
 SELECT batch, stream_id, count(*), count(*) FILTER (WHERE in_other), max(ended_at),
   max(ended_at) FILTER (WHERE kind <> 'probe')
-FROM fresh GROUP BY batch, stream_id
+FROM fresh GROUP BY batch, stream_id ORDER BY stream_id
 """  # noqa: S608 (constants only)
 
 # greatest() passes over nulls: a batch of canary probes alone brings no traffic.

@@ -3,11 +3,13 @@ baseline is learned."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import select, text
 
 from driftguard.detection import DetectorConfig
 from driftguard.metrics import Metrics
@@ -16,6 +18,8 @@ from driftguard.pipeline.look_around import LookAround
 from driftguard.status.gather import gather
 from driftguard.status.stream_status import StreamStatus
 from driftguard.store.database import Database
+from driftguard.store.tables import Stream
+from tests.api.ingest_server import is_held_up
 from tests.api.pages.reading import text_of
 from tests.pipeline.sidecar import running_sidecar
 from tests.pipeline.traffic import Traffic, store
@@ -80,3 +84,29 @@ def test_it_is_told_until_a_baseline_is_learned(
     found = status_of(database, traffic)
     assert (found.verdict, found.stream.begun_anew_at) == ("steady", None)
     assert found.text.startswith("Steady: ")
+
+
+@pytest.mark.parametrize("writer", ["the fold", "the ingest"])
+def test_streams_are_changed_in_one_order_by_all_that_change_several(database: Database, writer: str) -> None:
+    """After an upgrade the fold begins many streams anew while their records arrive: in different orders each
+    would wait for the other."""
+    traffic = Traffic(seed=11)
+    servers = [f"chat-{number}" for number in range(20)]
+    store(database, [one for server in servers for one in traffic.draw(1, GOOD, server=server)])
+    fold_all(database)
+    newest_first = [one for server in reversed(servers) for one in traffic.draw(1, GOOD, server=server)]
+    write = partial(store, database, newest_first)
+    if writer == "the fold":
+        with database.session() as session:
+            session.execute(text(f"UPDATE detector_states SET state = {ANOTHER_VERSION}::bytea"))
+        write()
+        write = partial(fold_all, database)
+    with ThreadPoolExecutor(1) as threads:
+        with database.session() as session:
+            in_order = select(Stream.id).order_by(Stream.id)
+            session.execute(in_order.limit(1).with_for_update(key_share=True))
+            written = threads.submit(write)
+            while not is_held_up(database) and not written.done():
+                pass
+            session.execute(in_order.with_for_update(key_share=True, nowait=True))
+        written.result()
