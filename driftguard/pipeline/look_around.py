@@ -153,11 +153,13 @@ def _close_replaced(session: Session, found: Sequence[Standing], now: datetime) 
             continue
         if (item.stream.server, item.target_in_service) in learning:
             continue
-        for incident in unresolved.get(item.stream.id, {}).values():
-            if not incident.is_left_to_retraining:
-                reason = f"{_replaced(item)} is no longer in service"
-                incidents.move(session, incident.id, "resolved", reason, now)
-                log.info("incident resolved", incident=str(incident.id), reason=reason)
+        for known in unresolved.get(item.stream.id, {}).values():
+            incident = incidents.lock(session, known.id)  # another sidecar, or somebody, may have ended it
+            if incident is None or incident.state == "resolved" or incident.is_left_to_retraining:
+                continue
+            reason = f"{_replaced(item)} is no longer in service"
+            incidents.move(session, incident.id, "resolved", reason, now)
+            log.info("incident resolved", incident=str(incident.id), reason=reason)
 
 
 def _replaced(item: Standing) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from datetime import UTC, datetime
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
-from sqlalchemy import text
+from sqlalchemy import text, update
 from structlog.testing import capture_logs
 
 from driftguard.errors import DatabaseUnavailable
@@ -14,9 +16,13 @@ from driftguard.metrics import Metrics
 from driftguard.pipeline import look_around
 from driftguard.pipeline.look_around import LookAround
 from driftguard.status import gauges
+from driftguard.store import incidents
 from driftguard.store.database import Database, Work
+from driftguard.store.tables import Stream
 from tests.alerting.http_receiver import wait_until
 from tests.pipeline.traffic import Traffic, store
+from tests.retraining import world
+from tests.retraining.world import drift, incident_of
 
 
 def shown(metrics: Metrics, name: str, **labels: str) -> float | None:
@@ -111,3 +117,20 @@ def test_a_lag_that_cannot_be_measured_is_not_shown_as_it_was(
     assert math.isnan(shown(metrics, "fold_lag_records") or 0)
     assert shown(metrics, "database_up") == 0
     assert [line["event"] for line in logs] == ["the gauges wait for the database"]
+
+
+def test_an_incident_that_ends_while_a_look_ends_it_is_no_failure(database: Database) -> None:
+    """Another sidecar looks around too, and somebody may resolve it by hand."""
+    now = datetime.now(UTC)
+    incident_id = drift(database, "v1", now - timedelta(hours=1))
+    with database.session() as session:
+        session.execute(update(Stream).values(last_seen_at=now - timedelta(hours=1)))
+    without = {"draft": "none", "draft_version": "none", "method": "none", "drafted": 0, "accepted": 0}
+    world.store(database, [msgspec.structs.replace(world.record("v1", "code", 0.0, now), **without)])
+    with ThreadPoolExecutor(1) as threads:
+        with database.session() as session:
+            incidents.move(session, incident_id, "resolved", "by somebody else", now)
+            looked = threads.submit(LookAround(database, Metrics()).look, now)
+            wait_until(lambda: blocked(database) > 0 or looked.done(), "a look to wait for the incident")
+        looked.result()
+    assert incident_of(database, incident_id).resolution == "by somebody else"
