@@ -128,7 +128,10 @@ def _refresh(database: Database, stream_id: int, paging: Paging, now: datetime) 
 
 def rollback_of(session: Session, stream: Stream, cost: Cost | None) -> Rollback | None:
     """None unless the draft of this stream is in service, and has a parent."""
-    back = drafts.rollbacks_in_service(session).get((stream.server, stream.target, stream.draft_version))
+    serving = drafts.in_service(session, stream.server, stream.target)
+    if serving is None or serving.version != stream.draft_version:
+        return None
+    back = drafts.rollback_of(session, stream.server, stream.target, serving.parent_version)
     run = retrain_runs.latest(session, stream.server, stream.target)
     return remedy.rollback_of(back, run, stream.draft_version, cost)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Final, Literal, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, and_, func, or_, select, update
+from sqlalchemy import ARRAY, ColumnElement, Text, and_, func, literal, or_, select, tuple_, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -19,6 +19,7 @@ DraftState = Literal["candidate", "rejected", "in_service", "retired", "rolled_b
 
 CORPORA: Final = ("suffix", "ngram", "hybrid")  # methods whose drafts, or a part of them, hold captured text
 
+_KEY: Final = (Draft.server, Draft.target, Draft.version)
 _HAS_FILES: Final = Draft.directory.is_not(None), Draft.retrain_run_id.is_not(None)  # that were made here
 # And not chosen since: a run fails whose worse draft somebody wants to go on from.
 _FOUND_WORSE: Final = or_(
@@ -139,11 +140,13 @@ def in_service_anew(session: Session, draft_id: int, at: datetime | None) -> Non
     session.execute(update(Draft).where(Draft.id == draft_id).values(promoted_at=at))
 
 
-def rollbacks_in_service(session: Session) -> dict[tuple[str, str, str], str]:
+_Parents = dict[tuple[str, str, str], str]  # (server, target, version) -> the one that it was trained from
+
+
+def rollbacks_in_service(session: Session) -> _Parents:
     """(server, target, version in service) -> the version that its rollback returns to, where that is
     known."""
-    parents, worse = _parents(session, Draft.state == "in_service"), _parents(session, _FOUND_WORSE)
-    return {of: _before(worse, *of[:2], parent) for of, parent in parents.items()}
+    return _rollbacks(session, _parents(session, Draft.state == "in_service"))
 
 
 def rollback_of(session: Session, server: str, target: str, parent_version: str | None) -> str | None:
@@ -151,18 +154,33 @@ def rollback_of(session: Session, server: str, target: str, parent_version: str 
     worse itself and replaced before its rollback, the last one before it that was not."""
     if parent_version is None:
         return None
-    worse = _parents(session, *_is(server, target), _FOUND_WORSE)
-    return _before(worse, server, target, parent_version)
+    (found,) = _rollbacks(session, {(server, target, ""): parent_version}).values()
+    return found
 
 
-_Parents = dict[tuple[str, str, str], str]  # (server, target, version) -> the one that it was trained from
+def _rollbacks(session: Session, parents: _Parents) -> _Parents:
+    """Step by step, so that it reads the documents of these few runs and not of all that there ever were."""
+    worse: _Parents = {}
+    asked = {(server, target, parent) for (server, target, _), parent in parents.items()}
+    while asked:
+        found = _parents(session, _is_one_of(asked), _FOUND_WORSE)
+        worse |= found
+        asked = {(server, target, parent) for (server, target, _), parent in found.items()} - worse.keys()
+    return {of: _before(worse, *of[:2], parent) for of, parent in parents.items()}
 
 
 def _parents(session: Session, *which: ColumnElement[bool]) -> _Parents:
-    query = select(Draft.server, Draft.target, Draft.version, Draft.parent_version)
+    query = select(*_KEY, Draft.parent_version)
     query = query.outerjoin(RetrainRun, RetrainRun.id == Draft.retrain_run_id)
     rows = session.execute(query.where(Draft.parent_version.is_not(None), *which))
     return {(server, target, version): parent for server, target, version, parent in rows if parent}
+
+
+def _is_one_of(keys: Collection[tuple[str, str, str]]) -> ColumnElement[bool]:
+    """Three parameters, however many they are."""
+    arrays = (literal(list(column), ARRAY(Text)) for column in zip(*keys, strict=True))
+    asked = func.unnest(*arrays).table_valued(*(column.key for column in _KEY)).render_derived()
+    return tuple_(*_KEY).in_(select(asked))
 
 
 def _before(worse: _Parents, server: str, target: str, version: str) -> str:

@@ -10,6 +10,8 @@ from driftguard.store import drafts, retrain_runs
 from driftguard.store.database import Database
 from driftguard.store.tables import Draft
 from tests.retraining.world import drift, trained
+from tests.store.explained import pages_read
+from tests.store.long_history import SERVERS, populate
 
 NOW = datetime.now(UTC)
 
@@ -43,3 +45,15 @@ def test_the_files_of_the_last_draft_that_was_not_found_worse_are_kept(database:
         session.execute(update(Draft).where(Draft.version == "v4").values(state="in_service"))
         removable = drafts.removable(session, "engine-1", "target", 1, NOW - timedelta(days=7))
         assert {draft.version for draft in removable} == {"v2"}
+
+
+def test_what_a_rollback_returns_to_is_told_without_the_documents_of_all_earlier_runs(
+    database: Database,
+) -> None:
+    """It is asked every few seconds."""
+    populate(database, days=300, segments=64)
+    with database.session() as session:
+        of_all = pages_read(database, lambda: drafts.rollbacks_in_service(session))
+        found = drafts.rollbacks_in_service(session)
+    assert found == {(f"server-{number}", "target", "v0"): "v3" for number in range(1, SERVERS + 1)}
+    assert of_all < 100
