@@ -330,14 +330,15 @@ def last_success_at(session: Session) -> list[tuple[str, str, datetime]]:
 
 
 def last_judged(session: Session) -> list[RetrainRun]:
-    """The newest run of each (server, target) that the gate decided on."""
-    query = (
-        select(RetrainRun)
+    """The newest run of each (server, target) that the gate decided on. By id first, so that no documents are
+    sorted."""
+    newest = (
+        select(RetrainRun.id)
         .where(RetrainRun.numbers.has_key("gate"))
         .ext(distinct_on(RetrainRun.server, RetrainRun.target))
         .order_by(RetrainRun.server, RetrainRun.target, RetrainRun.started_at.desc(), RetrainRun.id.desc())
     )
-    return list(session.scalars(query))
+    return list(session.scalars(select(RetrainRun).where(RetrainRun.id.in_(newest))))
 
 
 def list_page(

@@ -7,15 +7,16 @@ from sqlalchemy import text
 from driftguard.store.database import Database
 
 SERVERS = 5
-# Of every server one run a day; the gate's numbers have as many segments as a stream may have. Every third
-# candidate was promoted, the newest one is in service, and its parent the one promoted before it.
+# Of every server one run a day, on which the gate decided. Every third candidate was promoted, and the newest
+# one is in service.
 _RUNS = """
     INSERT INTO retrain_runs (id, server, target, trigger, state, started_at, ended_at, parent_version,
                               candidate_version, numbers)
     SELECT gen_random_uuid(), 'server-' || n, 'target', 'nightly',
            CASE day % 3 WHEN 0 THEN 'promoted' ELSE 'rejected' END, at, at,
            'v' || day / 3 * 3 + 3, 'v' || day,
-           jsonb_build_object('segments', ARRAY(SELECT gen_random_uuid() FROM generate_series(1, :segments)))
+           jsonb_build_object('gate', NULL, 'checksums_sha256', (
+               SELECT string_agg(gen_random_uuid()::text, '') FROM generate_series(1, :uuids)))
     FROM generate_series(1, :servers) AS n, generate_series(0, :days - 1) AS day,
          LATERAL (SELECT now() - day * interval '1 day' AS at) AS moment
     """
@@ -29,9 +30,10 @@ _DRAFTS = """
     """
 
 
-def populate(database: Database, *, days: int, segments: int) -> None:
+def populate(database: Database, *, days: int, kilobytes: int) -> None:
+    """`kilobytes`: of the document of each run."""
     with database.session() as session:
-        session.execute(text(_RUNS), {"servers": SERVERS, "days": days, "segments": segments})
+        session.execute(text(_RUNS), {"servers": SERVERS, "days": days, "uuids": 28 * kilobytes})
         session.execute(text(_DRAFTS))
     with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(text("VACUUM ANALYZE drafts, retrain_runs"))

@@ -51,7 +51,7 @@ def test_what_a_rollback_returns_to_is_told_without_the_documents_of_all_earlier
     database: Database,
 ) -> None:
     """It is asked every few seconds."""
-    populate(database, days=300, segments=64)
+    populate(database, days=300, kilobytes=3)
     with database.session() as session:
         of_all = pages_read(database, lambda: drafts.rollbacks_in_service(session))
         found = drafts.rollbacks_in_service(session)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import select, update
+from sqlalchemy.orm import Session
 
 from driftguard.store.database import Database
 from driftguard.store.records import insert_batches
-from driftguard.store.status_queries import lengths, requests_per_day, speeds
+from driftguard.store.retrain_runs import last_judged
+from driftguard.store.status_queries import last_retrains, lengths, requests_per_day, speeds
 from driftguard.store.streams import StreamRegistry
 from driftguard.store.tables import Stream
+from tests.store.explained import pages_spilled
+from tests.store.long_history import populate
 from tests.store.samples import make_records
 
 NOW = datetime.now(UTC)
@@ -60,3 +65,13 @@ def test_requests_that_a_clock_which_was_ahead_has_dated_are_not_of_the_last_min
         (speed,) = speeds(session, NOW, [stream_id])[stream_id].values()
         length = lengths(session, NOW, [stream_id])[stream_id]
     assert (speed.recent.requests, length.steps, length.emitted) == (3, 30, 60)
+
+
+@pytest.mark.parametrize("ask", [last_retrains, last_judged])
+def test_the_last_run_of_each_server_is_told_without_sorting_the_documents_of_all(
+    database: Database, ask: Callable[[Session], object]
+) -> None:
+    """It is asked every few seconds: temporary files of all runs of a year would be written each time."""
+    populate(database, days=800, kilobytes=1)
+    with database.session() as session:
+        assert pages_spilled(database, lambda: ask(session)) == 0
