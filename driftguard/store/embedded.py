@@ -199,14 +199,14 @@ def _check_directory(data_dir: Path) -> None:
     if any(character.isspace() for character in str(data_dir)):
         # pg_ctl hands the socket's path to a shell unquoted
         raise BadSettings(f"data_dir: {str(data_dir)!r} holds a space; the embedded database cannot use it")
+    pgdata = data_dir / "postgres"
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
+        _check_owner(data_dir, may_use=os.access(data_dir, os.R_OK | os.W_OK | os.X_OK))
+        if pgdata.exists():
+            _check_owner(pgdata, may_use=os.geteuid() == 0)  # PostgreSQL asks for its own
     except OSError as error:
         raise BadSettings(f"data_dir: {data_dir} cannot be used ({error.strerror})") from None
-    _check_owner(data_dir, may_use=os.access(data_dir, os.R_OK | os.W_OK | os.X_OK))
-    pgdata = data_dir / "postgres"
-    if pgdata.exists():
-        _check_owner(pgdata, may_use=os.geteuid() == 0)  # PostgreSQL asks for its own
 
 
 def _check_owner(directory: Path, *, may_use: bool) -> None:

@@ -240,6 +240,20 @@ except BadSettings as error:
 """
 
 
+def told_nobody(data_dir: Path) -> str:
+    command = [sys.executable, "-W", "ignore", "-c", AS_NOBODY, str(data_dir)]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs files of two users")
+def test_a_directory_whose_mode_keeps_its_owner_out_is_told(data_dir: Path) -> None:
+    """As after chmod -R 600."""
+    (data_dir / "postgres").mkdir()
+    shutil.chown(data_dir, "nobody")
+    data_dir.chmod(0o600)
+    assert told_nobody(data_dir) == f"data_dir: {data_dir} cannot be used (Permission denied)\n"
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs files of two users")
 @pytest.mark.parametrize(("mode", "part"), [(0o700, ""), (0o755, ""), (0o777, "postgres")])
 def test_a_directory_of_another_user_is_told_with_its_owner(data_dir: Path, mode: int, part: str) -> None:
@@ -247,13 +261,7 @@ def test_a_directory_of_another_user_is_told_with_its_owner(data_dir: Path, mode
     if part:
         (data_dir / part).mkdir()
     data_dir.chmod(mode)
-    told = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", AS_NOBODY, str(data_dir)],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    ).stdout
-    assert told == (
+    assert told_nobody(data_dir) == (
         f"data_dir: {data_dir / part} belongs to user root, and this is user nobody; run as root, or give "
         "this user a data_dir of its own\n"
     )
