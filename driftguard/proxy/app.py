@@ -76,7 +76,7 @@ def check(settings: ProxySettings) -> None:
             raise BadSettings(f"proxy.{name}: holds a user or password, which error messages would show")
         if parts.query or parts.fragment:
             shown = Secrets(secrets_of_url(url)).masked(url)
-            raise BadSettings(f"proxy.{name}: {shown} is not an http(s) address")
+            raise BadSettings(f"proxy.{name}: {shown} holds a query or a fragment; paths follow it")
 
 
 async def _serve(settings: ProxySettings, api_key: str | None, worker: Worker) -> None:

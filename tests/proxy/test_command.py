@@ -127,7 +127,7 @@ def test_its_own_port_answers_the_probes_of_kubernetes_where_it_may_be_reached_f
         (["--upstream", "host:8000"], "proxy.upstream: does not begin with http:// or https:// and a host"),
         (["--upstream", "http://me:pass@h"], "holds a user or password"),
         (["--upstream", "me:pass@h"], "proxy.upstream: does not begin with http:// or https:// and a host\n"),
-        (["--upstream", "http://h?token=hunter2"], "http://h?token=*** is not an http(s) address"),
+        (["--upstream", "http://h?token=hunter2"], "http://h?token=*** holds a query or a fragment"),
         (["--upstream", "http://[::1"], "proxy.upstream: its host or port cannot be read"),
         (["--upstream", "http://h:abc"], "proxy.upstream: its host or port cannot be read"),
         (["--upstream", "http://chat 1:8000"], "proxy.upstream: its host or port cannot be read"),
