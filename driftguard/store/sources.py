@@ -54,8 +54,9 @@ def store(session: Session, states: Sequence[SourceState]) -> None:
 
 
 def forgotten(now: datetime) -> Delete:
-    """Removes the servers of which nothing has been read for long, as they are in no settings any more."""
-    return delete(Source).where(Source.scraped_at < now - FORGOTTEN_AFTER)
+    """Removes the servers of which nothing has been read for long, as they are in no settings any more: also
+    by the clock of the database, as this one may be ahead."""
+    return delete(Source).where(Source.scraped_at < func.least(now, func.now()) - FORGOTTEN_AFTER)
 
 
 def store_pushed(session: Session, states: Sequence[SourceState]) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import update
 
 from driftguard.store import sources
 from driftguard.store.database import Database
 from driftguard.store.sources import PUSHED, SourceState
+from driftguard.store.tables import Source
 
 
 def test_exports_that_stopped_while_the_clock_was_ahead_are_told_in_time_and_forgotten(
@@ -25,4 +30,20 @@ def test_exports_that_stopped_while_the_clock_was_ahead_are_told_in_time_and_for
         sources.store_pushed(session, [state])
     assert looked(now) == [("reporting", now, now)]  # the next export may be under way
     assert looked(now + timedelta(minutes=4)) == [("stale", now, now)]
-    assert looked(now + timedelta(days=2)) == []
+    with database.session() as session:
+        session.execute(update(Source).values(scraped_at=now - timedelta(days=2)))
+    assert looked(now) == []
+
+
+@pytest.mark.parametrize("url", [PUSHED, "http://chat"])
+def test_a_sidecar_whose_clock_is_days_ahead_forgets_no_server_that_another_one_reads(
+    database: Database, url: str
+) -> None:
+    now = datetime.now(UTC)
+    ahead = now + timedelta(days=2)
+    read = SourceState("chat", "vllm", url, "counter", "reporting", "", now, now, now, 60.0)
+    with database.session() as session:
+        sources.store(session, [read])
+        sources.store(session, [replace(read, server="code", url="http://code", scraped_at=ahead)])
+        sources.look_at_pushed(session, PUSHED, ahead)
+        assert [source.server for source in sources.all_sources(session)] == ["chat", "code"]
