@@ -251,8 +251,10 @@ def _settle_run(
         )
     elif run.state == "rolling_out":
         _fail_if_late(session, run, serving, now)
-    elif run.state not in ("watching", "rolling_back"):
+    elif run.state in retrain_runs.LOCKED_STATES:
         _end_interrupted(session, run, f"draft {serving.version} is in service", now)
+    elif run.state in retrain_runs.ENDED_STATES:
+        return  # the detector has ended its watch since it was read
     elif not is_candidate and _is_back(session, run, serving):
         finish_rollback(session, run, serving, now)
     elif not is_candidate:

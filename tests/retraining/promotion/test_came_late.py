@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from sqlalchemy import update
@@ -18,7 +18,7 @@ from driftguard.retraining.ledger import incident_notes
 from driftguard.retraining.promotion.draft_rows import put_in_service
 from driftguard.retraining.promotion.reconcile import settle
 from driftguard.settings import Settings
-from driftguard.store import drafts, retrain_runs
+from driftguard.store import announced_drafts, drafts, retrain_runs
 from driftguard.store.database import Database
 from driftguard.store.tables import RetrainRun, Stream
 from tests.retraining.engine_stub import EngineStub, running
@@ -175,3 +175,28 @@ def test_what_somebody_has_chosen_is_not(
     settle(database, make_settings(tmp_path / "data", engine.url), SERVER)
     assert states(database)[NEW] == "in_service"
     assert found(database, failed).state in ("failed", "rejected", "rolled_back")
+
+
+def test_a_watch_that_ends_while_another_attempt_is_settled_stays_ended(
+    database: Database, failed: RetrainRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The settling has read both before the detector ends the watch of the one, and the other one first."""
+    settings = by_restart(database, tmp_path)
+    settle(database, settings, SERVER)
+    assert failed.incident_id is not None
+    earlier = trained(database, failed.incident_id, OLD, "v3", "/drafts/v3", "rolling_out")
+    ago = datetime.now(UTC) - timedelta(hours=1)
+    with database.session() as session:
+        retrain_runs.change_numbers(session, earlier.id, rollout=Rollout("v3", ago, ago))
+        session.execute(update(RetrainRun).where(RetrainRun.id == earlier.id).values(started_at=ago))
+    withdraw = announced_drafts.withdraw
+
+    def stands_meanwhile(*asked: Any, **since: Any) -> None:
+        with database.session() as fold:
+            retrain_runs.end(fold, failed.id, "promoted", "stands", datetime.now(UTC))
+        withdraw(*asked, **since)
+
+    monkeypatch.setattr(announced_drafts, "withdraw", stands_meanwhile)
+    settle(database, settings, SERVER)
+    assert (found(database, earlier).state, found(database, failed).state) == ("failed", "promoted")
+    assert found(database, failed).reason == "stands"
