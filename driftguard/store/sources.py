@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
+from operator import attrgetter
 from typing import Any, Final
 
 from sqlalchemy import Delete, case, delete, func, select, update
@@ -123,8 +124,10 @@ def _replace(session: Session, states: Sequence[SourceState], kept: dict[str, An
     names = [column.name for column in Source.__table__.columns if not column.primary_key]
     values = {name: statement.excluded[name] for name in names} | kept
     replacing = statement.on_conflict_do_update(index_elements=["server"], set_=values)
+    # In one order, so that two exports of the same servers wait for each other and not both.
+    in_order = sorted(states, key=attrgetter("server"))
     # Of the connection: a session would make objects of what is written all the time.
-    session.connection().execute(replacing, [_row(state) for state in states])
+    session.connection().execute(replacing, [_row(state) for state in in_order])
 
 
 def _row(state: SourceState) -> dict[str, Any]:

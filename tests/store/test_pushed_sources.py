@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -12,6 +13,8 @@ from driftguard.store import sources
 from driftguard.store.database import Database
 from driftguard.store.sources import PUSHED, SourceState
 from driftguard.store.tables import Source
+from tests.alerting.http_receiver import wait_until
+from tests.api.ingest_server import is_held_up
 
 
 def test_exports_that_stopped_while_the_clock_was_ahead_are_told_in_time_and_forgotten(
@@ -47,3 +50,24 @@ def test_a_sidecar_whose_clock_is_days_ahead_forgets_no_server_that_another_one_
         sources.store(session, [replace(read, server="code", url="http://code", scraped_at=ahead)])
         sources.look_at_pushed(session, PUSHED, ahead)
         assert [source.server for source in sources.all_sources(session)] == ["chat", "code"]
+
+
+def test_exports_of_the_same_servers_in_another_order_do_not_wait_for_each_other(database: Database) -> None:
+    """As a collector makes them, and two sidecars behind a load balancer take them at the same time."""
+    now = datetime.now(UTC)
+    states = [
+        SourceState(server, "vllm", PUSHED, "counter", "reporting", "", now, now, now, 60.0)
+        for server in ("one", "two")
+    ]
+
+    def store_in_another_order() -> None:
+        with database.session() as session:
+            sources.store_pushed(session, states[::-1])
+
+    with ThreadPoolExecutor(1) as threads:
+        with database.session() as session:
+            sources.store_pushed(session, states[:1])
+            stored = threads.submit(store_in_another_order)
+            wait_until(lambda: is_held_up(database), "the second to wait for the first")
+            sources.store_pushed(session, states[1:])
+        stored.result()
