@@ -232,8 +232,8 @@ def removable(
     session: Session, server: str, target: str, keep: int, oldest_corpus: datetime, *, is_served: bool = True
 ) -> list[Draft]:
     """Drafts made here whose directories may go: all but the newest `keep`, and corpora made before
-    `oldest_corpus`; never the one in service, nor its parent, nor the one to which a rollback returns, nor of
-    models that to which one after it does. `is_served`: whether the target is: else nothing drafts from
+    `oldest_corpus`; never the one in service, nor that to which a rollback returns, nor of models its parent
+    and that to which a second rollback returns. `is_served`: whether the target is: else nothing drafts from
     the corpus that was in service for it."""
     serving = in_service(session, server, target)
     needed: set[str | None] = set()
@@ -241,8 +241,10 @@ def removable(
     if serving is not None:
         back = rollback_of(session, server, target, serving.parent_version)
         before = find(session, server, target, back or "")
-        needed = {serving.version, serving.parent_version, back}
-        kept = needed | ({rollback_of(session, server, target, before.parent_version)} if before else set())
+        needed = {serving.version, back}
+        kept = needed | {serving.parent_version}
+        if before is not None:
+            kept.add(rollback_of(session, server, target, before.parent_version))
     made = session.scalars(
         select(Draft)
         .where(*_is(server, target), *_HAS_FILES)
