@@ -19,6 +19,7 @@ RECENT_REQUESTS = 60
 BARS = "▁▂▃▄▅▆▇█"
 HISTORY_POINTS = 48
 BAR_CHARACTERS = 10
+TITLE_WIDTH = 46  # of the longest title
 
 
 @dataclass(slots=True)
@@ -64,7 +65,10 @@ class Screen:
         self.stages.append(stage)
         yield stage
         stage.ended_at = time.time()
-        if not self.console.is_terminal:
+        if self.console.is_terminal:
+            # Above the live view, which would else outgrow the terminal, and be cut off where it changes.
+            self.console.print(self._line(stage))
+        else:
             self.console.print(
                 f"[{stage.seconds:5.1f} s] {stage.title}: {stage.note}", highlight=False, markup=False
             )
@@ -76,16 +80,22 @@ class Screen:
             self.console.print(f"{'':9} {text}", highlight=False, markup=False)
 
     def _render(self) -> RenderableType:
-        table = Table.grid(padding=(0, 1))
-        for stage in self.stages:
-            done = stage.ended_at is not None
-            table.add_row(
-                Text("✓" if done else "…", style="green" if done else "yellow"),
-                Text(f"{stage.seconds:5.1f} s", style="dim"),
-                Text(stage.title, style="" if done else "bold"),
-                Text(stage.note if done or stage.part is None else f"{bar(stage.part)} {stage.note}"),
-            )
-        return Group(table, Panel(self._acceptance(), title=self.state, title_align="left"))
+        open_stages = [self._line(stage) for stage in self.stages if stage.ended_at is None]
+        return Group(*open_stages, Panel(self._acceptance(), title=self.state, title_align="left"))
+
+    def _line(self, stage: Stage) -> RenderableType:
+        done = stage.ended_at is not None
+        line = Table.grid(padding=(0, 1))
+        line.add_column()
+        line.add_column()
+        line.add_column(width=min(TITLE_WIDTH, self.console.width * 2 // 5))  # notes begin below each other
+        line.add_row(
+            Text("✓" if done else "…", style="green" if done else "yellow"),
+            Text(f"{stage.seconds:5.1f} s", style="dim"),
+            Text(stage.title, style="" if done else "bold"),
+            Text(stage.note if done or stage.part is None else f"{bar(stage.part)} {stage.note}"),
+        )
+        return line
 
     def _acceptance(self) -> RenderableType:
         if self.traffic is None:
