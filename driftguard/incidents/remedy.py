@@ -16,13 +16,14 @@ def of_stream(cost: Cost | None, incident: Incident | None, rollback: Rollback |
     if rollback is None and incident is not None and fell:
         rollback = incident.evidence.rollback
     mitigation = incident.evidence.mitigation if incident is not None and fell else None
+    at_it = incident is not None and fell and incident.is_left_to_retraining
     situation = Situation(
         cost=cost,
         lost=_lost(incident) if incident is not None and fell else None,
         cause=known.cause if known else None,
         confidence=known.confidence if known else "low",
         retrain=known.retrain if known else False,
-        training=incident is not None and fell and incident.state == "mitigating" and mitigation is None,
+        training=at_it and mitigation is None and incident.state != "recovered_in_part",
         watched=mitigation.draft_version if mitigation is not None else None,
         rollback_to=rollback.version if rollback else None,
         rollback_gain=rollback.gain if rollback else None,

@@ -123,7 +123,8 @@ def _watching_sentence(found: StreamStatus) -> str:
 
 
 def _incident_sentence(incident: Incident) -> str:
-    done = "acknowledged" if incident.state == "acknowledged" else being_done(incident)
+    seen = "acknowledged" if incident.state == "acknowledged" else None
+    done = "; ".join(told for told in (seen, being_done(incident)) if told)
     doing = f" {done[0].upper()}{done[1:]}." if done else ""
     if (goodput := incident.evidence.goodput) is not None:
         return f"{_goodput_sentence(incident, goodput)}{doing}"

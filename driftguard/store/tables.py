@@ -387,7 +387,8 @@ class Incident(Base):
         person has acknowledged it meanwhile."""
         if self.state == "resolved":
             return False
-        return self.state in ("mitigating", "recovered_in_part") or self.evidence.mitigation is not None
+        under_way = self.evidence.is_retrained or self.evidence.mitigation is not None
+        return under_way or self.state in ("mitigating", "recovered_in_part")
 
 
 class AwaitedComparison(Base):

@@ -212,6 +212,7 @@ class IncidentEvidence:
     num_speculative_tokens: float | None = None  # draft tokens per step in the changed segments
     cost: Cost | None = None
     rollback: Rollback | None = None
+    is_retrained: bool = False  # by a retraining under way, also where a person has acknowledged it since
     mitigation: Mitigation | None = None
     ending: Ending | None = None
     raised_because: str | None = None  # why the severity was raised

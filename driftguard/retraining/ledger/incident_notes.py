@@ -24,6 +24,7 @@ def begin_mitigation(session: Session, incident_id: UUID | None, reason: str, at
         incident, _ = incidents.find(session, incident_id)
         if incident.state in ("open", "acknowledged"):
             incidents.move(session, incident_id, "mitigating", reason, at)
+            incident.evidence = replace(incident.evidence, is_retrained=True)
 
 
 def tell_promotion(session: Session, incident_id: UUID | None, draft_version: str, at: datetime) -> None:
@@ -41,7 +42,7 @@ def end_mitigation(session: Session, incident_id: UUID | None, reason: str, at: 
         others = [run for run in runs if run.ended_at is None and not retrain_runs.is_taken_back(run)]
         if told is not None and any(run.candidate_version == told.draft_version for run in others):
             return
-        incident.evidence = replace(incident.evidence, mitigation=None)
+        incident.evidence = replace(incident.evidence, mitigation=None, is_retrained=bool(others))
         if others and incident.state == "mitigating":
             return
         if incident.state in ("mitigating", "recovered_in_part"):
