@@ -217,15 +217,18 @@ def move_back(session: Session, now: datetime) -> bool:
     """Those that were heard later than now, also by the clock of the database: this one may be behind. The
     newest of them now, each other one as long before it as it was. Else a server would seem to send until
     then, and its draft to be newer than the one after it. Returns whether there were any."""
-    now = max(now, session.execute(select(func.clock_timestamp())).scalar_one())
-    is_any = False
-    for column in (Stream.last_seen_at, Stream.traffic_arrived_at, Stream.traffic_ended_at):
+    latest = max(now, session.execute(select(func.clock_timestamp())).scalar_one()) + FUTURE_TOLERANCE
+    times = (Stream.last_seen_at, Stream.traffic_arrived_at, Stream.traffic_ended_at)
+    # Locked in the order in which ingest changes them: two that wait for each other would be a deadlock.
+    ahead = select(Stream.id).where(or_(*(column > latest for column in times))).order_by(Stream.id)
+    if not session.scalars(ahead.with_for_update(key_share=True)).all():
+        return False
+    for column in times:
         newest = session.scalar(select(func.max(column)))
-        if newest is not None and newest > now + FUTURE_TOLERANCE:
-            ahead = update(Stream).where(column > now + FUTURE_TOLERANCE)
-            session.execute(ahead.values({column: column - (newest - now)}))
-            is_any = True
-    return is_any
+        if newest is not None and newest > latest:
+            back = newest - latest + FUTURE_TOLERANCE
+            session.execute(update(Stream).where(column > latest).values({column: column - back}))
+    return True
 
 
 def of_server(session: Session, server: str, target: str | None = None) -> list[StreamRow]:

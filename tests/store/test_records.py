@@ -9,15 +9,18 @@ from typing import Any
 
 import msgspec
 import pytest
-from sqlalchemy import func, select, text
+from sqlalchemy import func, select, text, update
 from sqlalchemy.orm import Session
 
 from driftguard.records import AcceptanceRecord
+from driftguard.store import streams
 from driftguard.store.database import Database
 from driftguard.store.folding import read_after
 from driftguard.store.records import BatchResult, insert_batches
 from driftguard.store.streams import StreamRegistry, all_streams
-from driftguard.store.tables import Record, Segment
+from driftguard.store.tables import Record, Segment, Stream
+from tests.alerting.http_receiver import wait_until
+from tests.api.ingest_server import is_held_up
 from tests.store.samples import make_records
 
 NULLS: dict[str, Any] = dict.fromkeys(
@@ -236,6 +239,29 @@ def test_two_writers_cannot_pass_the_limit_of_streams_together(database: Databas
         assert sum(threads.map(write, range(2))) == 10
     with database.session() as session:
         assert len(all_streams(session)) == 10
+
+
+def test_ingest_and_a_sidecar_whose_clock_is_behind_do_not_wait_for_each_other(database: Database) -> None:
+    """It moves the times of streams back that were heard later than now, at each look."""
+    of_each = [make_records(2, seed=seed, server=f"server-{seed}") for seed in range(2)]
+    insert(database, of_each[0][:1], of_each[1][:1])
+    with database.session() as session:  # its row stands behind the other now
+        session.execute(update(Stream).where(Stream.server == "server-0").values(draft="renamed"))
+
+    def move_back() -> bool:
+        with database.session() as session:
+            return streams.move_back(session, datetime.now(UTC))
+
+    ahead, registry = datetime.now(UTC) + timedelta(minutes=10), StreamRegistry()
+    with database.session() as session:
+        session.execute(update(Stream).values(traffic_arrived_at=ahead))
+    with ThreadPoolExecutor(1) as threads:
+        with database.session() as session:
+            insert_batches(session, [of_each[0]], registry, ahead)
+            moved = threads.submit(move_back)
+            wait_until(lambda: is_held_up(database), "the other sidecar to wait for ingest")
+            insert_batches(session, [of_each[1]], registry, ahead)
+        assert moved.result()
 
 
 def test_streams_are_told_apart_by_their_whole_key(database: Database) -> None:
