@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from driftguard.adapters.switching import switching_off
 from driftguard.app import Sidecar, create_app
 from driftguard.cli.main import app
-from driftguard.cost.best_action import IN_ORDER
+from driftguard.cost.best_action import IN_ORDER, Action
 from driftguard.incidents import cost_measurement, remedy
 from driftguard.incidents.message import document, summary
 from driftguard.incidents.opening import NOBODY
@@ -26,6 +26,7 @@ from driftguard.retraining.engines import candidate_kind
 from driftguard.retraining.promotion import watch
 from driftguard.settings import Settings
 from driftguard.status.gather import gather
+from driftguard.status.stream_status import StreamStatus
 from driftguard.store import incidents, retrain_runs
 from driftguard.store.database import Database
 from driftguard.store.tables import Draft, Incident, RetrainRun, Stream
@@ -106,7 +107,8 @@ def test_what_is_best_follows_the_load_while_the_incident_is_open_and_the_loss_s
     assert "best now: switch speculation off: " in summary(incident, stream)
 
 
-def test_a_draft_that_was_just_promoted_and_accepts_less_is_rolled_back_first(database: Database) -> None:
+def promoted_and_accepts_less(database: Database) -> datetime:
+    """Draft v1, trained from v0, is watched, and accepts less. Returns when its cost was measured."""
     rng = np.random.default_rng(4)
     send(database, rng, DRAFT_PAYS, 0, {0: 60, 4: 500})
     level = OldLevel("chat", changed=True, requests=300, mean=0.55, variance=0.01, standard_error=0.006)
@@ -126,28 +128,52 @@ def test_a_draft_that_was_just_promoted_and_accepts_less_is_rolled_back_first(da
     )
     with database.session() as session:
         retrain_runs.begin(session, run)
-        session.add(
-            Draft(
-                server="chat",
-                target="target",
-                version="v1",
-                name="v1",
-                method="draft_model",
-                directory="/drafts/v1",
-                parent_version="v0",
-                state="in_service",
-                created_at=now,
-                promoted_at=now,
-            )
-        )
+        session.add(draft("v1", "v0", "in_service"))
     cost_measurement.refresh(database, NOBODY, now)
+    return now
+
+
+def draft(version: str, parent: str, state: str) -> Draft:
+    now = datetime.now(UTC)
+    return Draft(
+        server="chat",
+        target="target",
+        version=version,
+        name=version,
+        method="draft_model",
+        directory=f"/drafts/{version}",
+        parent_version=parent,
+        state=state,
+        created_at=now,
+        promoted_at=now,
+    )
+
+
+def actions_of(database: Database, now: datetime) -> tuple[StreamStatus, dict[str, Action]]:
+    """What is said of the one stream with drafts."""
     with database.session() as session:
         (found,) = [item for item in gather(session, now) if item.stream.method != "none"]
-    (best,) = [action for action in found.actions if action.best]
+    return found, {action.kind: action for action in found.actions}
+
+
+def test_a_draft_that_was_just_promoted_and_accepts_less_is_rolled_back_first(database: Database) -> None:
+    found, actions = actions_of(database, promoted_and_accepts_less(database))
+    (best,) = [action for action in actions.values() if action.best]
     assert best.kind == "roll_back"
     assert best.gain is not None
     assert best.gain.low <= (1 + 4 * 0.55) / (1 + 4 * 0.4) - 1 <= best.gain.high
     assert "Best now: roll back to draft v0: " in found.text
+
+
+def test_of_a_rollback_that_passes_over_a_worse_parent_no_gain_over_that_parent_is_told(
+    database: Database,
+) -> None:
+    now = promoted_and_accepts_less(database)
+    with database.session() as session:
+        session.add(draft("v0", "older", "rolled_back"))
+    _, actions = actions_of(database, now)
+    assert "draft older" in actions["roll_back"].sentence
+    assert actions["roll_back"].gain is None
 
 
 def test_api_command_and_page_name_the_best_and_how_to_do_each(
