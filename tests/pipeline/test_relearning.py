@@ -3,6 +3,7 @@ baseline is learned."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
@@ -95,7 +96,7 @@ def test_streams_are_changed_in_one_order_by_all_that_change_several(database: D
     store(database, [one for server in servers for one in traffic.draw(1, GOOD, server=server)])
     fold_all(database)
     newest_first = [one for server in reversed(servers) for one in traffic.draw(1, GOOD, server=server)]
-    write = partial(store, database, newest_first)
+    write: Callable[[], object] = partial(store, database, newest_first)
     if writer == "the fold":
         with database.session() as session:
             session.execute(text(f"UPDATE detector_states SET state = {ANOTHER_VERSION}::bytea"))
