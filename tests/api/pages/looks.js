@@ -29,6 +29,7 @@
     overflowing: [
       ...(document.documentElement.scrollWidth > innerWidth ? [`the page: ${document.documentElement.scrollWidth}`] : []),
       ...shown.filter((e) => !e.closest(".skip, .scroll, .uplot, pre") && e.getBoundingClientRect().right > innerWidth + 0.5).map(name),
+      ...shown.filter((e) => e.matches(".card table:not(.scroll *)") && e.getBoundingClientRect().right > e.closest(".card").getBoundingClientRect().right).map((e) => `its card: ${name(e)}`),
     ],
     // what scrolls sideways, and no key reaches it
     unreachable: shown.filter((e) => e.scrollWidth > e.clientWidth + 1 && /auto|scroll/.test(getComputedStyle(e).overflowX) && e.tabIndex < 0).map(name),

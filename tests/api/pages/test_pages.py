@@ -36,6 +36,8 @@ LOOKS = Path(__file__).with_name("looks.js").read_text(encoding="utf-8")
 SCREENS: dict[str, tuple[Literal["light", "dark"], int]] = {
     "light": ("light", 1280),
     "dark": ("dark", 1280),
+    "half a screen": ("light", 960),
+    "tablet": ("light", 768),
     "phone": ("light", 390),
 }
 ABOVE_THE_FOLD: FloatRect = {"x": 0, "y": 0, "width": 1280, "height": 800}  # as docs/screenshots shows it
@@ -94,7 +96,7 @@ def test_every_page_fits_and_can_be_read(
     for screen, (colours, width) in SCREENS.items():
         page.emulate_media(color_scheme=colours)
         page.set_viewport_size({"width": width, "height": 900})
-        page.screenshot(path=screenshots / f"{name}-{screen}.png", full_page=True)
+        page.screenshot(path=screenshots / f"{name}-{screen.replace(' ', '-')}.png", full_page=True)
         if screen == "light":
             page.screenshot(path=screenshots / f"{name}.png", clip=ABOVE_THE_FOLD)
         looks = page.evaluate(LOOKS)
