@@ -19,9 +19,9 @@ from driftguard.alerting.webhook import Webhook
 from driftguard.metrics import Metrics
 from driftguard.store import retrain_runs
 from driftguard.store.database import Database
-from driftguard.store.tables import Draft, RetrainRun
+from driftguard.store.tables import Draft, RetrainRun, Stream
 from tests.alerting.http_receiver import wait_until
-from tests.alerting.incident_rows import add_incident, add_stream
+from tests.alerting.incident_rows import add_incident, add_stream, resolve
 from tests.api.pages.reading import text_of
 from tests.pipeline.sidecar import post, running_sidecar
 from tests.pipeline.traffic import Traffic
@@ -160,6 +160,23 @@ def test_an_incident_can_be_acknowledged_then_resolved_and_then_nothing_more(
         ("acknowledged", "looking"),
         ("resolved", "new tenant"),
     ]
+
+
+def test_the_fleet_says_no_alarm_only_while_no_incident_is_open(
+    client: httpx.Client, database: Database
+) -> None:
+    """Such as that of a draft which a better one has replaced, while its page goes on."""
+
+    def headline() -> str:
+        return client.get("/").text.partition('<h1 id="headline">')[2].partition("</h1>")[0]
+
+    incident_id = add_incident(database, [], stream_id=(before := add_stream(database, "v1")))
+    with database.session() as session:
+        session.get_one(Stream, before).last_seen_at -= timedelta(days=2)
+    add_stream(database, "v2")
+    assert headline() == "1 open incident: 0 of 1 stream steady"
+    resolve(database, incident_id)
+    assert headline() == "No alarm: 0 of 1 stream steady"
 
 
 @pytest.mark.parametrize("body", [{}, {"reason": ""}, {"reason": "  "}, {"reason": "x", "by": "me"}])

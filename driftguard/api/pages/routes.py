@@ -104,10 +104,11 @@ def _fleet(query: FleetQuery, context: Context, request: Request) -> HTMLRespons
         found = standings(session, now, scraped=scraped, usual=context.usual_silences)
         serving = [item for item in found if _is_watched(item)]
         unresolved = incidents.list_page(session, limit=RUNS_SHOWN, state="unresolved")
+        open_in_all = incidents.count_unresolved(session)
         return render(
             request,
             "fleet.html",
-            headline=headline(serving, known=len(found)),
+            headline=headline(serving, known=len(found), unresolved=open_in_all),
             worst=serving[0].verdict if serving else "",
             verdicts=Counter(item.verdict for item in serving),
             query=query,
@@ -116,7 +117,7 @@ def _fleet(query: FleetQuery, context: Context, request: Request) -> HTMLRespons
             groupings=("", "target", "server", *(["cluster"] if context.settings.clusters else [])),
             **_shown(session, now, found, query, Places.of(context, scraped)),
             unresolved=[IncidentModel.of(*row) for row in unresolved],
-            open_in_all=incidents.count_unresolved(session),
+            open_in_all=open_in_all,
             resolved=[
                 IncidentModel.of(*row) for row in incidents.list_page(session, limit=SHOWN, state="resolved")
             ],
@@ -272,8 +273,9 @@ def _is_watched(item: Standing) -> bool:
     return item.in_service and item.stream.method != "none"
 
 
-def headline(serving: Sequence[Standing], known: int) -> str:
-    """The state of the fleet in one line: 1 of 5 streams degraded, 1 stale. `known`: streams of any kind."""
+def headline(serving: Sequence[Standing], known: int, unresolved: int = 0) -> str:
+    """The state of the fleet in one line: 1 of 5 streams degraded, 1 stale. `known`: streams of any kind.
+    `unresolved`: incidents, which may be of streams that are no longer in service, and go on paging."""
     counts = Counter(item.verdict for item in serving)
     of_all = f"of {len(serving)} stream{'' if len(serving) == 1 else 's'}"
     alarming = [
@@ -284,7 +286,8 @@ def headline(serving: Sequence[Standing], known: int) -> str:
     if not serving:
         return "No stream with speculation is in service" if known else "No records yet"
     if not alarming:
-        return f"No alarm: {counts['steady']} {of_all} steady"
+        alarm = f"{unresolved} open incident{'' if unresolved == 1 else 's'}" if unresolved else "No alarm"
+        return f"{alarm}: {counts['steady']} {of_all} steady"
     (first, verdict), *rest = alarming
     return ", ".join([f"{first} {of_all} {verdict}", *(f"{count} {name}" for count, name in rest)])
 
