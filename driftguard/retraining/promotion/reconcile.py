@@ -7,7 +7,8 @@ any of another target             run unended, lock free                     fai
 promoting, before the swap        run promoting, the parent in service       failed ("interrupted")
 promoting, after the swap         run promoting, the candidate in service    watching: the promotion counts
 rolling back, after the swap      run watching, verdict worse, or            rolled_back
-                                  rolling_back by hand; parent in service
+                                  rolling_back by hand; the draft before
+                                  in service
 rolling out                       run rolling_out, no record of the          as it is; failed when time is up
                                   candidate
 rolling out, cut off while live   run rolling_out, the update begun          resumed, and updated again; by a
@@ -15,10 +16,11 @@ rolling out, cut off while live   run rolling_out, the update begun          res
                                                                              update_url, failed where they
                                                                              got an admin_url
 rolling out, restarted            run rolling_out, records of the candidate  watching: the promotion counts
-rolling back                      run rolling_back, no record of the parent  as it is; asked for again when
-                                                                             time is up, of an engine with an
+rolling back                      run rolling_back, no record of the         as it is; asked for again when
+                                  draft before                               time is up, of an engine with an
                                                                              admin_url at once
-rolling back, restarted           run rolling_back, records of the parent    rolled_back
+rolling back, restarted           run rolling_back, records of the draft     rolled_back
+                                  before
 failed, and served all the same   run failed, its candidate in service in    watching: the promotion counts
                                   place of its parent
 promoted, and lost by the engine  its first draft in service, by no order    put back (put_back.py), else lost
