@@ -16,14 +16,13 @@ def of_stream(cost: Cost | None, incident: Incident | None, rollback: Rollback |
     if rollback is None and incident is not None and fell:
         rollback = incident.evidence.rollback
     mitigation = incident.evidence.mitigation if incident is not None and fell else None
-    at_it = incident is not None and fell and incident.is_left_to_retraining
     situation = Situation(
         cost=cost,
         lost=_lost(incident) if incident is not None and fell else None,
         cause=known.cause if known else None,
         confidence=known.confidence if known else "low",
         retrain=known.retrain if known else False,
-        training=at_it and mitigation is None and incident.state != "recovered_in_part",
+        training=incident is not None and fell and mitigation is None and _is_trained_for(incident),
         watched=mitigation.draft_version if mitigation is not None else None,
         rollback_to=rollback.version if rollback else None,
         rollback_gain=rollback.gain if rollback else None,
@@ -46,6 +45,10 @@ def rollback_of(back: str | None, run: RetrainRun | None, draft: str, cost: Cost
     numbers = run.numbers if run is not None and compares else None
     k = cost.num_speculative_tokens if cost else None
     return Rollback(back, rollback_gain(numbers.watch if numbers else None, float(k) if k else None))
+
+
+def _is_trained_for(incident: Incident) -> bool:
+    return incident.is_left_to_retraining and incident.state != "recovered_in_part"
 
 
 def _lost(incident: Incident) -> Interval | None:
