@@ -51,7 +51,8 @@ class Situation:
 
     cost: as last measured; None where it is not known, or too old. lost: part of the tokens per second, of an
     open fall; None where there is none or it is not known. cause, confidence, retrain: of its diagnosis.
-    training: a new draft is being trained; watched: the version of one that was, and is in service now.
+    training: a new draft is being trained; watched: the version of one that was, and is in service now, while
+    cost and rollback are of the draft before it.
     rollback_to: the draft before; rollback_gain: of the tokens per
     second, None where it was not measured. rollback_by_hand: it was not put into service here.
     """
@@ -97,9 +98,7 @@ class Action:
 def actions(situation: Situation) -> tuple[Action, ...]:
     """All of IN_ORDER; exactly one is the best."""
     found = (
-        _off(situation),
-        _another_k(situation),
-        _roll_back(situation),
+        *_of_what_serves(situation),
         _retrain(situation),
         _restart(situation),
         Action("nothing", "do nothing", Interval(0.0, 0.0, 0.0), "measured", "", sure=True),
@@ -122,6 +121,19 @@ def _best(found: Sequence[Action]) -> ActionKind:
 def _value(action: Action) -> float:
     """What is called for although its gain is not known comes before nothing, and after all that is known."""
     return action.gain.value if action.gain is not None else LEAST_GAIN / 2.0
+
+
+def _of_what_serves(situation: Situation) -> tuple[Action, Action, Action]:
+    """All that was measured of an incident was measured with its own draft: it is not told as what a change
+    gains now that another draft serves."""
+    if situation.watched is None:
+        return _off(situation), _another_k(situation), _roll_back(situation)
+    reason = f"draft {situation.watched} serves now: the page of its stream says what this would gain"
+    return (
+        Action("speculation_off", "switch speculation off", None, "unknown", reason),
+        Action("another_k", "set another K", None, "unknown", reason),
+        Action("roll_back", "roll back", None, "unknown", reason),
+    )
 
 
 def _off(situation: Situation) -> Action:

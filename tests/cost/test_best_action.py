@@ -183,6 +183,17 @@ def test_a_new_draft_is_best_where_speculation_still_pays_and_the_cause_calls_fo
     assert "confidence is low" in low["retrain"].reason
 
 
+def test_what_was_measured_with_the_draft_before_is_not_best_once_a_new_one_serves() -> None:
+    cost = cost_of(replace(FALLEN, accepts=(0.27,), b=0.0045))
+    assert kinds(replace(DRIFT, cost=cost))["speculation_off"].best
+    found = kinds(replace(DRIFT, cost=cost, watched="v2"))
+    assert found["retrain"].best
+    assert found["retrain"].text == "wait while the new draft v2 is being watched"
+    for kind in ("speculation_off", "another_k", "roll_back"):
+        assert found[kind].gain is None
+        assert found[kind].reason.startswith("draft v2 serves now")
+
+
 def test_a_restart_is_best_for_a_machine_that_decayed_but_not_at_low_confidence() -> None:
     machine = Situation(cause="machine", confidence="medium", lost=Interval(0.2, 0.15, 0.25))
     assert kinds(machine)["restart"].best
