@@ -108,6 +108,8 @@ def _answering(
 def _refuse(base_url: str, answer: httpx.Response) -> None:
     """Raises what the problem document says (RFC 9457)."""
     problem = _object(base_url, answer)
+    if answer.status_code == HTTPStatus.NOT_FOUND and "title" not in problem:  # as a serving engine's
+        raise DriftGuardError(f"{base_url} is no sidecar: it has no {answer.request.url.path}")
     title = problem.get("title", f"HTTP {answer.status_code}")
     told = ": ".join(str(part) for part in (title, problem.get("detail")) if part)
     if answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY:

@@ -450,6 +450,9 @@ def test_another_server_that_answers_json_is_no_sidecar(command: str) -> None:
     paths = ("/api/v1/status?limit=50", "/api/v1/incidents?limit=50")
     with served(dict.fromkeys(paths, lambda: (200, '{"hello": 1}'))) as other:
         assert "is no sidecar: its answer has no " in str(refused(other.url, *command.split()))
+    with served(dict.fromkeys(paths, lambda: (404, '{"detail": "Not Found"}'))) as vllm:
+        told = f"{vllm.url} is no sidecar: it has no /api/v1/"
+        assert str(refused(vllm.url, *command.split())).startswith(told)
 
 
 def test_an_export_is_written_to_a_file_and_survives_a_reader_that_has_enough(
