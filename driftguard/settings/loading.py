@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from json import JSONDecodeError
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_settings import SettingsError
@@ -106,10 +106,23 @@ def _no_such(key: str, names: list[str]) -> str:
     return f"{key}: no such setting;{guess} `driftguard settings` lists them all"
 
 
+def _no_such_in_table(loc: tuple[str | int, ...], at: int) -> str:
+    """`at`: where in `loc` the number of the table is. `driftguard settings` does not tell what is in one."""
+    group: Any = Settings
+    for part in loc[:at]:
+        kind = group.model_fields[part].annotation
+        group = get_args(kind)[0] if get_args(kind) else kind
+    names, key = list(group.model_fields), ".".join(map(str, loc))
+    alike = get_close_matches(str(loc[at + 1]), names, n=1, cutoff=_ALIKE)
+    guess = f" did you mean {alike[0]}?" if alike else ""
+    return f"{key}: no such setting;{guess} [[{'.'.join(map(str, loc[:at]))}]] takes {', '.join(names)}"
+
+
 def _readable(error: Any) -> str:
     key = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
-        return _no_such(key, _names())
+        table = next((at for at, part in enumerate(error["loc"]) if isinstance(part, int)), None)
+        return _no_such(key, _names()) if table is None else _no_such_in_table(error["loc"], table)
     if error["type"] == "missing":
         return f"{key}: needed, but not set"
     if error["type"] == "value_error":  # of a whole group: its input would show keys

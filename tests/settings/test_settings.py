@@ -51,7 +51,14 @@ def test_command_line_then_environment_then_file(tmp_path: Path, monkeypatch: py
         ("prot = 1", "prot: no such setting; did you mean port? `driftguard settings` lists them all"),
         ("[capture]\nenable = true", "capture.enable: no such setting; did you mean capture.enabled?"),
         ("[captre]\nenabled = true", "captre: no such setting; did you mean capture?"),
-        ("[[sources]]\nurl = 'http://a'\nservre = 'a'", "sources.0.servre: no such setting; `driftguard"),
+        (
+            "[[sources]]\nurl = 'http://a'\nservre = 'a'",
+            "sources.0.servre: no such setting; did you mean server? [[sources]] takes url, kind, server,",
+        ),
+        (
+            "[[probes.targets]]\nserver = 'a'\nurl = 'http://a'\nmetrics = 1",
+            "probes.targets.0.metrics: no such setting; [[probes.targets]] takes server, url, model, engine,",
+        ),
         ("[[sources]]\nserver = 'a'", "sources.0.url: needed, but not set"),
         ("[alerting]\n[Alerting]\nwebhook_urls = []", "alerting and Alerting: one setting by two names"),
         ("port = true", "port: cannot be true or false"),
