@@ -103,8 +103,11 @@ def _sentence(found: StreamStatus, incident: Incident | None) -> str:
 
 
 def _learning_sentence(found: StreamStatus) -> str:
-    more = f"; at least {found.requests_missing} more are needed" if found.requests_missing else ""
-    so_far = f"{found.sample_size} {found.unit} so far{more} before a change can be detected."
+    so_far = f"{_counted(found.sample_size, found.unit)} so far"
+    if missing := found.requests_missing:  # none before the detector has looked at the stream
+        verb = "is" if missing == 1 else "are"
+        so_far += f"; at least {missing} more {verb} needed before a change can be detected"
+    so_far += "."
     begun_at, because = found.stream.begun_anew_at, found.stream.begun_anew_because
     if begun_at is None or because is None:
         return f"Insufficient data: {so_far}"
@@ -119,7 +122,12 @@ def _watching_sentence(found: StreamStatus) -> str:
     told = f"Watching draft {found.stream.draft_version}{since}: {found.recovery or 'no request yet'}."
     if not found.requests_missing:
         return told
-    return f"{told} At least {found.requests_missing} more {found.unit} to a baseline of its own."
+    missing = _counted(found.requests_missing, f"more {found.unit}")
+    return f"{told} At least {missing} to a baseline of its own."
+
+
+def _counted(number: int, plural: str) -> str:
+    return f"{number} {plural.removesuffix('s') if number == 1 else plural}"
 
 
 def _incident_sentence(incident: Incident) -> str:

@@ -111,3 +111,12 @@ def test_streams_are_changed_in_one_order_by_all_that_change_several(database: D
                 pass
             session.execute(in_order.with_for_update(key_share=True, nowait=True))
         written.result()
+
+
+def test_the_first_request_of_a_stream_is_counted_in_a_whole_sentence(database: Database) -> None:
+    traffic = Traffic(seed=12)
+    store(database, traffic.draw(1, GOOD), traffic.clock)
+    assert status_of(database, traffic).text == "Insufficient data: 0 requests so far."
+    fold_all(database)
+    told = "Insufficient data: 1 request so far; at least 99 more are needed before a change can be detected."
+    assert status_of(database, traffic).text == told
