@@ -41,10 +41,13 @@ def print_status(base_url: str, *, as_json: bool, limit: int) -> None:
         told = f"probes of {probed['server']} at {probed['url']}: {probed['state']} ({probed['detail']})"
         console.print(told, markup=False)
     if not status["streams"]:
-        console.print(
-            "No records yet: scrape a server with serve --source, send records to POST /api/v1/records, or "
-            "start an engine with --sidecar."
+        missing = (
+            "the first window of a scraped server comes with its second scrape or export, if it had traffic."
+            if status["sources"] or elsewhere
+            else "scrape a server with serve --source, send records to POST /api/v1/records, or start an "
+            "engine with --sidecar."
         )
+        console.print(f"No records yet: {missing}")
         return
     console.print(f"{status['fleet']['text']}\n")
     for stream in status["streams"]:

@@ -23,7 +23,7 @@ from driftguard.cli import app, main, sidecar_client
 from driftguard.cli.doctor import print_finding
 from driftguard.cli.incidents import print_incident
 from driftguard.cli.output import table
-from driftguard.cli.status_table import print_stream
+from driftguard.cli.status_table import print_status, print_stream
 from driftguard.demo.processes import free_url
 from driftguard.errors import DriftGuardError
 from driftguard.records.documents.retraining_run import RunNumbers, Verdict, Watch
@@ -453,6 +453,22 @@ def test_another_server_that_answers_json_is_no_sidecar(command: str) -> None:
     with served(dict.fromkeys(paths, lambda: (404, '{"detail": "Not Found"}'))) as vllm:
         told = f"{vllm.url} is no sidecar: it has no /api/v1/"
         assert str(refused(vllm.url, *command.split())).startswith(told)
+
+
+def test_without_a_record_the_status_says_what_a_scraped_server_waits_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """And not that it should be scraped."""
+    source = {"server": "chat-eu-1", "condition": "idle", "detail": ""}
+    status = {"sources": [source], "sources_elsewhere": [], "probes": [], "streams": []}
+    with served({"/api/v1/status?limit=50": lambda: (200, json.dumps(status))}) as fake:
+        print_status(fake.url, as_json=False, limit=50)
+        status["sources"] = []
+        print_status(fake.url, as_json=False, limit=50)
+    waiting, told, unconnected = capsys.readouterr().out.splitlines()
+    assert waiting == "source chat-eu-1: idle"
+    assert told.startswith("No records yet: the first window of a scraped server comes")
+    assert unconnected.startswith("No records yet: scrape a server")
 
 
 def test_an_export_is_written_to_a_file_and_survives_a_reader_that_has_enough(
