@@ -47,7 +47,7 @@ def what_calls_for_it(
         return _unless_diagnosed(newest, least, forced=forced)
     if forced:
         return Call(None, None, is_forced=True)
-    return NothingToDo(f"no incident calls for it: draft {info.draft.version} accepts as it should")
+    return NothingToDo(f"no incident calls for it: none is open about a fall of draft {info.draft.version}")
 
 
 def _unless_diagnosed(incident: Incident, least: Confidence, *, forced: bool) -> Call | NothingToDo:

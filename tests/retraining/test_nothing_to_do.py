@@ -50,6 +50,13 @@ def test_no_incident(database: Database, engine: EngineStub, tmp_path: Path) -> 
     assert [(run.state, run.reason) for run in runs(database)] == [("nothing_to_do", outcome.reason)]
 
 
+def test_a_draft_of_which_nothing_is_known_is_not_said_to_accept_well(
+    database: Database, engine: EngineStub, tmp_path: Path
+) -> None:
+    reason = nothing(retrain(database, make_settings(tmp_path, engine.url)))
+    assert reason.startswith("no incident calls for it: none is open about a fall of draft ")
+
+
 def test_forced_without_traffic(database: Database, engine: EngineStub, tmp_path: Path) -> None:
     outcome = retrain(database, make_settings(tmp_path, engine.url), force=True)
     assert nothing(outcome) == "only 0 captured requests, 128 needed"
