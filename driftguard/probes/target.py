@@ -80,8 +80,8 @@ def target_of(settings: Settings, server: str, url: str | None) -> ProbeTargetSe
         return named.model_copy(update={"url": given.url}) if named else given
     if known is None:
         raise BadSettings(
-            f"probes.targets: none is for {server!r}, and no engine, proxy or source has that name; "
-            "add [[probes.targets]] or give --url"
+            f"probes.targets: none is for {server!r}, and no engine, proxy or source of these settings has "
+            "that name; name the sidecar's file with --config, add [[probes.targets]] or give --url"
         )
     return known
 

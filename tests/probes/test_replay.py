@@ -197,6 +197,11 @@ def test_no_server_and_no_stream_are_told_apart(database: Database, tmp_path: Pa
         probe(database, "http://127.0.0.1:1")
 
 
+def test_who_probes_without_the_settings_of_the_sidecar_is_told_to_name_them() -> None:
+    with pytest.raises(BadSettings, match=r"source of these settings .* --config"):
+        target_of(Settings(), "chat-eu-1", None)
+
+
 def test_the_target_comes_from_the_command_line_then_probes_then_engines() -> None:
     settings = Settings.model_validate(
         {
