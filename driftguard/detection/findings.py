@@ -10,6 +10,7 @@ from typing import Final, Literal
 from driftguard.records.documents.acceptance import Acceptance, AdjustedChange, Gradual
 
 Direction = Literal["down", "up"]
+Unit = Literal["requests", "windows"]  # what one observation is of
 FactorName = Literal["day", "week", "prompt", "answer"]  # see factors.py
 Scope = Literal["segments", "stream"]
 Verdict = Literal["insufficient_data", "steady", "degraded", "improved", "drafting_stopped"]
@@ -157,7 +158,8 @@ class DriftOpened:
     after: Acceptance  # stream: since the change point
     evidence: float  # at least false_alarm_every
     false_alarm_every: float  # A in use, requests
-    requests_to_alarm: int  # requests of watched segments from the change point to the alarm
+    requests_to_alarm: int  # requests of watched segments from the change point to the alarm, or windows
+    unit: Unit = "requests"
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +172,8 @@ class DriftWidened:
     change_point: int
     change_point_at: float  # seconds since 1970 UTC
     segments: tuple[SegmentChange, ...]  # that join, strongest evidence first, never empty
-    requests_to_alarm: int  # of these segments, from the change point to the alarm
+    requests_to_alarm: int  # of these segments, from the change point to the alarm, or windows
+    unit: Unit = "requests"
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,9 +227,6 @@ Finding = (
     | DriftClosed
     | AlarmWithheld
 )
-
-
-Unit = Literal["requests", "windows"]  # what one observation is of
 
 
 @dataclass(frozen=True, slots=True)

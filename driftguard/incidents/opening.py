@@ -143,7 +143,7 @@ def widen(session: Session, stream: Stream, finding: DriftWidened, now: datetime
         since = datetime.fromtimestamp(finding.change_point_at, UTC)
         reason = (
             f"{ACCEPTANCE[positions_of(joined)]} {verb} in more segments, since {since:%Y-%m-%d %H:%M:%S} "
-            f"UTC: {moves}; found {finding.requests_to_alarm} requests after the change"
+            f"UTC: {moves}; found {finding.requests_to_alarm} {finding.unit} after the change"
         )
         join(
             session, incident, joined, ChangePoint(finding.change_point, since, finding.ordinal), reason, now
@@ -346,7 +346,7 @@ def _reason(finding: DriftOpened, segments: Sequence[ChangedSegment]) -> str:
     levels = from_to(finding.adjusted.before, finding.adjusted.after)
     return (
         f"{ACCEPTANCE[positions_of(segments)]} {verb} from {levels}; "
-        f"found {finding.requests_to_alarm} requests after the change"
+        f"found {finding.requests_to_alarm} {finding.unit} after the change"
     )
 
 

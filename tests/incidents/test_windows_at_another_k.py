@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from driftguard.records import AcceptanceRecord
+from driftguard.store import incidents
 from driftguard.store.database import Database
 from tests.incidents.server import Server
 from tests.pipeline.traffic import store
@@ -59,6 +61,15 @@ class ScrapedServer:
             num_speculative_tokens=k,
             fidelity="counter",
         )
+
+
+def test_a_fall_of_windows_counts_windows_and_not_requests(database: Database) -> None:
+    server = ScrapedServer(database, 730)
+    server.serve(300, 0.75, 4)
+    server.serve(30, 0.6, 4)
+    with database.session() as session:
+        opened = next(iter(incidents.transitions(session, server.sidecar.fall().id)))
+    assert re.search(r"; found \d+ windows after the change$", opened.reason)
 
 
 @pytest.mark.parametrize("k", [3, 6])

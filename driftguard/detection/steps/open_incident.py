@@ -136,6 +136,7 @@ def open_incident(
         evidence=total,
         false_alarm_every=threshold,
         requests_to_alarm=len(after),
+        unit="windows" if state.of_windows[np.isin(state.segment_of_stratum, changed)].any() else "requests",
     )
 
 
@@ -163,6 +164,7 @@ def widen_incident(
         change_point_at=found.change_point_at,
         segments=found.segments,
         requests_to_alarm=found.requests_to_alarm,
+        unit=found.unit,
     )
 
 
