@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 
 from driftguard.metrics.labels import PLACE
@@ -11,7 +11,6 @@ from driftguard.metrics.series import Series
 
 class RetrainingMetrics:
     def __init__(self, series: Series) -> None:
-        self._series = series
         self._ended_runs: dict[tuple[str, str, str], tuple[int, datetime | None]] = {}
         self.runs = series.counter(
             "driftguard_retrain_runs", "Ended retraining runs by outcome.", *PLACE, "outcome"
@@ -95,8 +94,3 @@ class RetrainingMetrics:
                 self.runs.labels(*key).inc(max(total - counted, 1))
                 last = newest
             self._ended_runs[key] = (total, last)
-
-    def set_last_successes(self, successes: Iterable[tuple[str, str, datetime]]) -> None:
-        self._series.set(
-            self.last_success, {(server, target): at.timestamp() for server, target, at in successes}
-        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from typing import Final
 
 from sqlalchemy.orm import Session
 
@@ -11,6 +11,9 @@ from driftguard.metrics import Metrics
 from driftguard.metrics.labels import RUN_OUTCOMES
 from driftguard.store import drafts, retrain_runs, status_queries
 from driftguard.store.tables import RetrainRun
+
+_WATCHED: Final = ("watching", "rolling_back")  # the draft serves, and its run has not ended
+_WENT_WELL: Final = (*_WATCHED, "promoted", "nothing_to_do")
 
 
 def refresh(session: Session, metrics: Metrics, places: set[tuple[str, str]]) -> None:
@@ -35,26 +38,32 @@ def refresh(session: Session, metrics: Metrics, places: set[tuple[str, str]]) ->
 
 
 def _show_runs(session: Session, metrics: Metrics, places: set[tuple[str, str]]) -> None:
-    none: tuple[int, datetime | None] = (0, None)
-    metrics.retraining.set_ended_runs(
-        {
-            **{(*place, outcome): none for place in places for outcome in RUN_OUTCOMES},
-            **status_queries.ended_runs(session),
-        }
+    totals = sorted(status_queries.run_totals(session), key=lambda one: one.last_at)  # the newest comes last
+    ended = [one for one in totals if one.state in RUN_OUTCOMES]
+    counts = {(*place, outcome): 0 for place in places for outcome in RUN_OUTCOMES}
+    for one in ended:
+        key = (one.server, one.target, one.state)
+        counts[key] = counts.get(key, 0) + one.runs
+    newest = {(one.server, one.target, one.state): one.last_at for one in ended}
+    metrics.retraining.set_ended_runs({key: (count, newest.get(key)) for key, count in counts.items()})
+    metrics.replace(
+        metrics.retraining.last_success,
+        {(one.server, one.target): one.last_at.timestamp() for one in totals if one.state in _WENT_WELL},
     )
-    metrics.retraining.set_last_successes(retrain_runs.last_success_at(session))
-    outcomes, rejected = status_queries.last_outcomes(session), status_queries.rejected_in_a_row(session)
+    outcomes = {(one.server, one.target): one.state for one in ended}
+    outcomes |= {(one.server, one.target): one.state for one in totals if one.state in _WATCHED}
     metrics.replace(
         metrics.retraining.last_outcome,
         {(*place, last): 1.0 for place, last in outcomes.items() if last in RUN_OUTCOMES},
     )
+    rejected = status_queries.rejected_in_a_row(session)
     metrics.replace(
         metrics.retraining.rejected_in_a_row,
         {place: float(rejected.get(place, 0)) for place in outcomes},
     )
     metrics.replace(
         metrics.retraining.last_run,
-        {key: at.timestamp() for key, at in status_queries.last_ends(session).items()},
+        {(one.server, one.target, one.trigger): one.last_at.timestamp() for one in ended},
     )
 
 

@@ -315,20 +315,6 @@ def ended_ids(session: Session, run_ids: Sequence[UUID]) -> set[UUID]:
     )
 
 
-def last_success_at(session: Session) -> list[tuple[str, str, datetime]]:
-    """(server, target, when) of the latest run that ended as it should: promoted, or nothing to do."""
-    rows = session.execute(
-        select(
-            RetrainRun.server,
-            RetrainRun.target,
-            func.max(func.coalesce(RetrainRun.ended_at, RetrainRun.started_at)),
-        )
-        .where(RetrainRun.state.in_(("watching", "rolling_back", "promoted", "nothing_to_do")))
-        .group_by(RetrainRun.server, RetrainRun.target)
-    )
-    return [(server, target, at) for server, target, at in rows]
-
-
 def last_judged(session: Session) -> list[RetrainRun]:
     """The newest run of each (server, target) that the gate decided on. By id first, so that no documents are
     sorted."""

@@ -6,8 +6,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
-from sqlalchemy import ARRAY, BigInteger, ColumnElement, any_, func, literal, select
+from sqlalchemy import ARRAY, BigInteger, ColumnElement, any_, func, literal, select, tuple_
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.orm import Session
 
@@ -128,54 +129,37 @@ def drafts_in_service(session: Session) -> dict[tuple[str, str], str]:
 
 
 def last_retrains(session: Session) -> dict[tuple[str, str], RetrainRun]:
-    """(server, target) -> its newest retraining run. By id first, so that no documents are sorted."""
-    newest = (
-        select(RetrainRun.id)
-        .ext(distinct_on(RetrainRun.server, RetrainRun.target))
-        .order_by(RetrainRun.server, RetrainRun.target, RetrainRun.started_at.desc())
+    """(server, target) -> its newest retraining run. None are sorted for it."""
+    newest = select(RetrainRun.server, RetrainRun.target, func.max(RetrainRun.started_at)).group_by(
+        RetrainRun.server, RetrainRun.target
     )
-    runs = session.scalars(select(RetrainRun).where(RetrainRun.id.in_(newest)))
-    return {(run.server, run.target): run for run in runs}
+    same = tuple_(RetrainRun.server, RetrainRun.target, RetrainRun.started_at)
+    return {
+        (run.server, run.target): run for run in session.scalars(select(RetrainRun).where(same.in_(newest)))
+    }
 
 
-def ended_runs(session: Session) -> dict[tuple[str, str, str], tuple[int, datetime | None]]:
-    """(server, target, how it ended) -> how many retraining runs, and when the newest ended."""
-    query = (
-        select(
-            RetrainRun.server,
-            RetrainRun.target,
-            RetrainRun.state,
-            func.count(),
-            func.max(RetrainRun.ended_at),
-        )
-        .where(RetrainRun.ended_at.is_not(None))
-        .group_by(RetrainRun.server, RetrainRun.target, RetrainRun.state)
-    )
-    rows = session.execute(query)
-    return {(server, target, state): (count, newest) for server, target, state, count, newest in rows}
+class RunTotals(NamedTuple):
+    """The retraining runs of a (server, target) with one trigger that are in one state."""
+
+    server: str
+    target: str
+    trigger: str
+    state: str
+    runs: int
+    last_at: datetime  # the newest end; where they are under way, the newest beginning
 
 
-def last_outcomes(session: Session) -> dict[tuple[str, str], str]:
-    """(server, target) -> how the run ended that was last over; "watching" while its draft is watched, and
-    "rolling_back" while it is taken back."""
-    query = (
-        select(RetrainRun.server, RetrainRun.target, RetrainRun.state)
-        .ext(distinct_on(RetrainRun.server, RetrainRun.target))
-        .where(RetrainRun.ended_at.is_not(None) | RetrainRun.state.in_(("watching", "rolling_back")))
-        .order_by(RetrainRun.server, RetrainRun.target, RetrainRun.ended_at.desc().nulls_first())
-    )
-    return {(server, target): state for server, target, state in session.execute(query)}
-
-
-def last_ends(session: Session) -> dict[tuple[str, str, str], datetime]:
-    """(server, target, trigger) -> when such a run last ended."""
-    query = (
-        select(RetrainRun.server, RetrainRun.target, RetrainRun.trigger, func.max(RetrainRun.ended_at))
-        .where(RetrainRun.ended_at.is_not(None))
-        .group_by(RetrainRun.server, RetrainRun.target, RetrainRun.trigger)
-    )
-    rows = session.execute(query)
-    return {(server, target, trigger): at for server, target, trigger, at in rows if at is not None}
+def run_totals(session: Session) -> list[RunTotals]:
+    query = select(
+        RetrainRun.server,
+        RetrainRun.target,
+        RetrainRun.trigger,
+        RetrainRun.state,
+        func.count(),
+        func.max(func.coalesce(RetrainRun.ended_at, RetrainRun.started_at)),
+    ).group_by(RetrainRun.server, RetrainRun.target, RetrainRun.trigger, RetrainRun.state)
+    return [RunTotals(*row) for row in session.execute(query)]
 
 
 def rejected_in_a_row(session: Session) -> dict[tuple[str, str], int]:

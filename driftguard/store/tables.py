@@ -515,7 +515,14 @@ class Draft(Base):
 
 class RetrainRun(Base):
     __tablename__ = "retrain_runs"
-    __table_args__ = (Index("ix_retrain_runs_started_at", "started_at"),)
+    _place = ("server", "target", "started_at")
+    _ended = "'promoted', 'rejected', 'nothing_to_do', 'failed', 'rolled_back'"
+    __table_args__ = (
+        Index("ix_retrain_runs_started_at", "started_at"),
+        Index("ix_retrain_runs_place", *_place),
+        Index("ix_retrain_runs_unended", "server", "target", postgresql_where=f"state NOT IN ({_ended})"),
+        Index("ix_retrain_runs_judged", *_place, postgresql_where="numbers ? 'gate'"),
+    )
 
     id: Mapped[UUID] = mapped_column(primary_key=True)
     server: Mapped[str]

@@ -10,12 +10,19 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from driftguard.store.database import Database
+from driftguard.store.folding import watched_versions
 from driftguard.store.records import insert_batches
-from driftguard.store.retrain_runs import last_judged
-from driftguard.store.status_queries import last_retrains, lengths, requests_per_day, speeds
+from driftguard.store.retrain_runs import in_states, last_judged, latest, unended
+from driftguard.store.status_queries import (
+    last_retrains,
+    lengths,
+    requests_per_day,
+    speeds,
+    watched_runs,
+)
 from driftguard.store.streams import StreamRegistry
 from driftguard.store.tables import Stream
-from tests.store.explained import pages_spilled
+from tests.store.explained import pages_read, pages_spilled
 from tests.store.long_history import populate
 from tests.store.samples import make_records
 
@@ -75,3 +82,31 @@ def test_the_last_run_of_each_server_is_told_without_sorting_the_documents_of_al
     populate(database, days=800, kilobytes=1)
     with database.session() as session:
         assert pages_spilled(database, lambda: ask(session)) == 0
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        unended,
+        watched_versions,
+        watched_runs,
+        lambda session: latest(session, "server-1", "target"),
+        lambda session: in_states(session, "server-1", "target", ("watching", "rolling_back")),
+    ],
+    ids=["unended", "watched_versions", "watched_runs", "latest", "in_states"],
+)
+def test_runs_that_are_under_way_are_found_without_reading_those_that_have_ended(
+    database: Database, ask: Callable[[Session], object]
+) -> None:
+    """The sidecar asks every two seconds, for as many years as it has run."""
+    populate(database, days=800, kilobytes=1)
+    with database.session() as session:
+        assert pages_read(database, lambda: ask(session)) < 30
+
+
+def test_what_the_gate_decided_last_is_found_without_reading_the_documents_of_all(
+    database: Database,
+) -> None:
+    populate(database, days=300, kilobytes=3)
+    with database.session() as session:
+        assert pages_read(database, lambda: last_judged(session)) < 150
