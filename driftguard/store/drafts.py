@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime
 from typing import Final, Literal, NamedTuple
 from uuid import UUID
@@ -53,6 +53,15 @@ def in_service_of_server(session: Session, server: str) -> Draft | None:
     return session.scalar(query.order_by(Draft.promoted_at.desc().nulls_last()).limit(1))
 
 
+def lineage(session: Session, draft: Draft | None) -> Iterator[Draft]:
+    """The draft, the one that it was made from, and so on, as far as they are known."""
+    seen: set[str] = set()
+    while draft is not None and draft.version not in seen:
+        yield draft
+        seen.add(draft.version)
+        draft = find(session, draft.server, draft.target, draft.parent_version or "")
+
+
 def add_candidate(
     session: Session,
     *,
@@ -65,12 +74,15 @@ def add_candidate(
     run_id: UUID,
     at: datetime,
 ) -> None:
-    """Stores a candidate. The same weights again (training is deterministic) become a candidate again."""
+    """Stores a candidate. The same weights again (training is deterministic) become a candidate again. Where
+    it was made from a draft that was made from it, it keeps its first parent, to which a rollback returns."""
+    parent = find(session, server, target, parent_version)
+    first = next((one.parent_version for one in lineage(session, parent) if one.version == version), None)
     values = {
         "name": version,
         "method": method,
         "directory": directory,
-        "parent_version": parent_version,
+        "parent_version": first or parent_version,
         "state": "candidate",
         "created_at": at,
         "retrain_run_id": run_id,

@@ -6,6 +6,7 @@ import pytest
 from sqlalchemy import update
 
 from driftguard.records.documents.retraining_run import Watch
+from driftguard.retraining.promotion.draft_rows import rollback_version
 from driftguard.store import drafts, retrain_runs
 from driftguard.store.database import Database
 from driftguard.store.tables import Draft
@@ -51,6 +52,21 @@ def test_the_files_of_the_last_draft_that_was_not_found_worse_are_kept(
         session.execute(update(Draft).where(Draft.version == "v4").values(state="in_service"))
         removable = drafts.removable(session, "engine-1", "target", 1, NOW - timedelta(days=7))
         assert {draft.version for draft in removable} == removed
+
+
+def test_a_draft_that_is_made_again_is_not_what_its_own_rollback_returns_to(database: Database) -> None:
+    """As a corpus of the same traffic: v1 was replaced by v2, which was found worse, and replaces it."""
+    incident_id = drift(database, "v0", NOW)
+    trained(database, incident_id, "v0", "v1", "/drafts/v1", "promoted")
+    worse = trained(database, incident_id, "v1", "v2", "/drafts/v2", "promoted")
+    with database.session() as session:
+        verdict = Watch((), (), 0.05, 400, 0, recovered=False, verdict="worse")
+        retrain_runs.change_numbers(session, worse.id, watch=verdict)
+    again = trained(database, incident_id, "v2", "v1", "/drafts/v1", "promoted")
+    with database.session() as session:
+        session.execute(update(Draft).where(Draft.version == "v1").values(state="in_service"))
+        assert drafts.rollbacks_in_service(session) == {("engine-1", "target", "v1"): "v0"}
+        assert rollback_version(session, session.merge(again)) == "v0"
 
 
 def test_what_a_rollback_returns_to_is_told_without_the_documents_of_all_earlier_runs(

@@ -114,7 +114,9 @@ def rollback_version(session: Session, run: RetrainRun) -> str | None:
     """The draft that serves once the one of this run is rolled back; None: not known."""
     if run.state == "rolling_back":
         return retrain_runs.rollout_of(run).version
-    return drafts.rollback_of(session, run.server, run.target, run.parent_version)
+    made = drafts.find(session, run.server, run.target, run.candidate_version or "")
+    parent = made.parent_version if made is not None else None
+    return drafts.rollback_of(session, run.server, run.target, parent)
 
 
 def tell_not_put_back(session: Session, run: RetrainRun, because: str, at: datetime) -> None:

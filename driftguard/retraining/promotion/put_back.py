@@ -139,14 +139,8 @@ def is_lost_live(session: Session, info: EngineInfo) -> bool:
 def _first_of(session: Session, draft: Draft) -> str | None:
     """The version that was not trained here and that this one goes back to, over its parents; None: not
     known."""
-    seen = {draft.version}
-    while draft.retrain_run_id is not None:
-        parent = drafts.find(session, draft.server, draft.target, draft.parent_version or "")
-        if parent is None or parent.version in seen:
-            return None
-        draft = parent
-        seen.add(draft.version)
-    return draft.version
+    *_, first = drafts.lineage(session, draft)
+    return first.version if first.retrain_run_id is None else None
 
 
 def _obstacle(
