@@ -30,7 +30,7 @@ from driftguard.settings import ProxySettings
 from driftguard_http import ConnectionLimits, Origins
 from driftguard_http.allocation import collect_garbage_rarely
 from driftguard_http.open_files import raise_limit
-from driftguard_http.origins import url_of
+from driftguard_http.origins import is_loopback, url_of
 
 LINGER_SECONDS: Final = 1.0
 FLUSH_SECONDS: Final = 5.0
@@ -77,6 +77,19 @@ def check(settings: ProxySettings) -> None:
         if parts.query or parts.fragment:
             shown = Secrets(secrets_of_url(url)).masked(url)
             raise BadSettings(f"proxy.{name}: {shown} holds a query or a fragment; paths follow it")
+    if _is_own(settings.upstream, settings):
+        told = f"{settings.upstream} is the address of this proxy itself; name the server's"
+        raise BadSettings(f"proxy.upstream: {told}")
+
+
+def _is_own(url: str, settings: ProxySettings) -> bool:
+    """Whether this address leads back to the proxy, as far as names tell that."""
+    parts = urlsplit(url)
+    host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    if port != settings.port:
+        return False
+    named = host == settings.host or (host == "localhost" and is_loopback(settings.host))
+    return named or (is_loopback(host) and settings.host in ("localhost", "0.0.0.0"))
 
 
 async def _serve(settings: ProxySettings, api_key: str | None, worker: Worker) -> None:
