@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Final
 from uuid import UUID
 
-from sqlalchemy import Connection, Text, bindparam, delete, select, text
+from sqlalchemy import Connection, Text, bindparam, delete, func, select, text
 from sqlalchemy.dialects.postgresql import ARRAY, insert
 from sqlalchemy.orm import Session
 
@@ -87,11 +87,13 @@ class LeaseLocks:
             return {row.server: row.turn for row in connection.execute(query)}
 
     def write(self, servers: Collection[str], lease: UUID, sidecar: str, now: datetime) -> None:
-        """Notes the lease of these servers, which are held here, and who has it."""
+        """Notes the lease of these servers, which are held here, and who has it. Of servers that are
+        forgotten the lease goes too: also by the clock of the database, as this one may be ahead."""
         values = {"turn": lease, "sidecar": sidecar, "taken_at": now}
         statement = insert(ScrapeLease).values([{"server": server, **values} for server in servers])
         forgotten = delete(ScrapeLease).where(
-            ScrapeLease.taken_at < now - FORGOTTEN_AFTER, ScrapeLease.server.not_in(select(Source.server))
+            ScrapeLease.taken_at < func.least(now, func.now()) - FORGOTTEN_AFTER,
+            ScrapeLease.server.not_in(select(Source.server)),
         )
         with self._session() as connection:
             connection.execute(statement.on_conflict_do_update(index_elements=["server"], set_=values))

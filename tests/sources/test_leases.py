@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
 
 import pytest
 from sqlalchemy import text
@@ -17,6 +19,7 @@ from driftguard.sources.leases import ScrapeLeases
 from driftguard.store import scrape_leases
 from driftguard.store.database import Database
 from driftguard.store.records import BatchResult
+from driftguard.store.scrape_leases import LeaseLocks
 from tests.alerting.http_receiver import wait_until
 from tests.store.samples import make_records
 
@@ -153,3 +156,15 @@ def test_a_restart_of_the_database_loses_nothing_if_nobody_else_scraped_meanwhil
     assert turn is not None
     assert again is not None
     assert again.id == turn.id  # so the next window begins where the last one ended
+
+
+def test_a_sidecar_whose_clock_is_days_ahead_forgets_nobody_elses_lease(database: Database) -> None:
+    """Else the other one, whose server has not answered yet, would begin that server's windows anew."""
+    now, theirs = datetime.now(UTC), uuid4()
+    with closing(LeaseLocks(database)) as locks:
+        locks.write(["chat"], theirs, "other", now)
+        locks.write(["code"], uuid4(), "ahead", now + timedelta(days=2))
+        assert locks.last_leases(["chat"]) == {"chat": theirs}
+        locks.write(["old"], uuid4(), "other", now - timedelta(days=2))
+        locks.write(["chat"], theirs, "other", now)
+        assert "old" not in locks.last_leases(["old"])
