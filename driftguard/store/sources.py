@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from operator import attrgetter
 from typing import Any, Final
 
-from sqlalchemy import Delete, case, delete, func, select, update
+from sqlalchemy import ColumnElement, Delete, case, delete, func, select, update
 from sqlalchemy.dialects.postgresql import Insert, insert
 from sqlalchemy.orm import Session
 
@@ -57,7 +57,14 @@ def store(session: Session, states: Sequence[SourceState]) -> None:
 def forgotten(now: datetime) -> Delete:
     """Removes the servers of which nothing has been read for long, as they are in no settings any more: also
     by the clock of the database, as this one may be ahead."""
-    return delete(Source).where(Source.scraped_at < func.least(now, func.now()) - FORGOTTEN_AFTER)
+    return delete(Source).where(_free(Source.scraped_at < func.least(now, func.now()) - FORGOTTEN_AFTER))
+
+
+def _free(*conditions: ColumnElement[bool]) -> ColumnElement[bool]:
+    """Servers that fulfil these and that nobody stores at this moment. As an export stores several, waiting
+    for it could end in a deadlock, and what was just read of a server is newer anyway."""
+    found = select(Source.server).where(*conditions)
+    return Source.server.in_(found.with_for_update(skip_locked=True))
 
 
 def store_pushed(session: Session, states: Sequence[SourceState]) -> None:
@@ -142,17 +149,17 @@ def look_at_pushed(session: Session, url: str, now: datetime) -> list[Source]:
     pushed = Source.url == url
     session.execute(
         update(Source)
-        .where(pushed, Source.scraped_at > now + LATELY)
+        .where(_free(pushed, Source.scraped_at > now + LATELY))
         .values(scraped_at=now, answered_at=case((Source.answered_at > now, now), else_=Source.answered_at))
     )
     session.execute(forgotten(now).where(pushed))
     patience = func.greatest(
         func.make_interval(0, 0, 0, 0, 0, 0, STALE_INTERVALS * Source.interval_seconds), LATELY
     )
-    silent = (Source.condition != "stale", now - Source.scraped_at > patience)
+    is_silent = _free(pushed, Source.condition != "stale", now - Source.scraped_at > patience)
     session.execute(
         update(Source)
-        .where(pushed, *silent)
+        .where(is_silent)
         .values(condition="stale", detail="its exports have stopped", since=Source.scraped_at)
         .execution_options(synchronize_session=False)
     )

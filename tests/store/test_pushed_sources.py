@@ -7,11 +7,11 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import text, update
 
 from driftguard.store import sources
 from driftguard.store.database import Database
-from driftguard.store.sources import PUSHED, SourceState
+from driftguard.store.sources import FORGOTTEN_AFTER, PUSHED, SourceState
 from driftguard.store.tables import Source
 from tests.alerting.http_receiver import wait_until
 from tests.api.ingest_server import is_held_up
@@ -71,3 +71,30 @@ def test_exports_of_the_same_servers_in_another_order_do_not_wait_for_each_other
             wait_until(lambda: is_held_up(database), "the second to wait for the first")
             sources.store_pushed(session, states[1:])
         stored.result()
+
+
+@pytest.mark.parametrize("silent_for", [timedelta(minutes=10), timedelta(days=2)])
+def test_a_look_waits_for_no_export_that_ends_the_silence_of_several_servers(
+    database: Database, silent_for: timedelta
+) -> None:
+    """Else each could hold a server that the other one waits for."""
+    now = datetime.now(UTC)
+    before = now - silent_for
+    silent = [
+        SourceState(server, "vllm", PUSHED, "counter", "reporting", "", before, before, before, 60.0)
+        for server in ("one", "two", "three")
+    ]
+    with database.session() as session:
+        sources.store_pushed(session, silent)
+    with database.session() as exporting:
+        again = [replace(state, since=now, scraped_at=now, answered_at=now) for state in silent[:2]]
+        sources.store_pushed(exporting, again)
+        with database.session() as looking:
+            looking.execute(text("SET LOCAL lock_timeout = '5s'"))
+            sources.look_at_pushed(looking, PUSHED, now)
+    with database.session() as session:
+        found = {row.server: row.condition for row in sources.look_at_pushed(session, PUSHED, now)}
+    if silent_for > FORGOTTEN_AFTER:
+        assert found == {"one": "reporting", "two": "reporting"}
+    else:
+        assert found == {"one": "reporting", "two": "reporting", "three": "stale"}
