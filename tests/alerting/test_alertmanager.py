@@ -26,9 +26,31 @@ from tests.api.ingest_server import read_only
 from tests.integration.servers import needs_alertmanager, running_alertmanager
 
 
-def sink(database: Database, url: str) -> Alertmanager:
+def sink(database: Database, url: str, metrics: Metrics | None = None) -> Alertmanager:
     places = Places("http://sidecar/", "http://grafana/")
-    return Alertmanager(database, url, places, Metrics(), {"cluster": "eu"})
+    return Alertmanager(database, url, places, metrics or Metrics(), {"cluster": "eu"})
+
+
+class Clock:
+    """In place of the time module: stands still until a test moves it on."""
+
+    def __init__(self) -> None:
+        self.seconds = 1_000.0
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(alertmanager, "time", made)
+    return made
+
+
+def attempts(metrics: Metrics, outcome: str) -> float | None:
+    labels = {"destination": "alertmanager", "event": "firing", "outcome": outcome}
+    return metrics.registry.get_sample_value("driftguard_notifications_total", labels)
 
 
 def send(database: Database, urls: Sequence[str], now: datetime) -> None:
@@ -175,6 +197,51 @@ def test_open_alerts_do_not_end_while_the_database_is_away_for_minutes(
     ends = [before["endsAt"], *(alert["endsAt"] for (alert,) in kept)]
     assert ends == sorted(set(ends))
     assert all({**alert, "endsAt": ""} == {**before, "endsAt": ""} for (alert,) in kept)
+
+
+def test_open_alerts_are_kept_in_rounds_and_counted_without_the_database(
+    database: Database, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    metrics = Metrics()
+    with http_receiver() as receiver:
+        add_incident(database, alertmanagers([peer(receiver)]))
+        sender = sink(database, peer(receiver), metrics)
+        sender.deliver()
+        monkeypatch.setattr(incidents, "alerting", away)
+        monkeypatch.setattr(notifications, "has_unoffered", away)
+        for passed, rounds in ((alertmanager.RESEND_SECONDS, 2), (1.0, 2), (alertmanager.RESEND_SECONDS, 3)):
+            clock.seconds += passed
+            with pytest.raises(DatabaseUnavailable):
+                sender.deliver()
+            assert len(receiver.received) == rounds
+    assert attempts(metrics, "delivered") == 3
+
+
+def test_a_peer_that_fails_is_tried_again_soon_and_then_less_often(database: Database, clock: Clock) -> None:
+    """After 1 s, 2 s and 4 s, each shortened by up to a half; once it has answered, in rounds."""
+    metrics = Metrics()
+    with http_receiver() as receiver:
+        peers = alertmanagers([peer(receiver)])
+        add_incident(database, peers)
+        sender = sink(database, peer(receiver), metrics)
+
+        def posts_after(seconds: float) -> int:
+            clock.seconds += seconds
+            sender.deliver()
+            return len(receiver.received)
+
+        receiver.status = 503
+        told = [posts_after(passed) for passed in (0.0, 0.49, 0.51, 0.99, 1.01, 1.99)]
+        receiver.status = 200
+        told += [posts_after(passed) for passed in (2.01, alertmanager.RESEND_SECONDS - 0.01, 0.01)]
+        assert told == [1, 1, 2, 2, 3, 3, 4, 4, 5]
+        assert (attempts(metrics, "failed"), attempts(metrics, "delivered")) == (3, 2)
+
+        add_incident(database, peers, stream_id=add_stream(database, "v2"))
+        assert posts_after(0.0) == 6  # what is new waits for no round
+        receiver.status = 503
+        told = [posts_after(passed) for passed in (alertmanager.RESEND_SECONDS, 0.49, 0.51)]
+        assert told == [7, 7, 8]
 
 
 def test_a_peer_that_fails_is_noted_with_its_reason(database: Database) -> None:
