@@ -22,7 +22,8 @@ from driftguard.incidents.message import document, summary
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.records.documents.cost import Cost, Interval, Speed
-from driftguard.records.documents.incident import Ending, changed_since
+from driftguard.records.documents.goodput import GoodputChange
+from driftguard.records.documents.incident import Ending, Mitigation, changed_since
 from driftguard.store import incidents
 from driftguard.store.database import Database
 from driftguard.store.tables import Incident, Record, Rollup, Stream
@@ -135,6 +136,50 @@ def test_what_a_person_resolved_is_not_said_to_be_mitigated(database: Database) 
     assert found is not None
     assert found.mitigated_after_seconds is None
     assert "nothing shows that it was mitigated" in found.text
+
+
+def test_half_of_a_fall_that_was_won_back_is_told_with_the_end(database: Database) -> None:
+    incident = resolved(database, add_incident(database, [], opened_at=NOW), NOW + timedelta(minutes=25))
+    promoted_at, half_at = NOW + timedelta(minutes=8), NOW + timedelta(minutes=10)
+    told = Mitigation("v2", promoted_at=promoted_at, half_at=half_at)
+    incident.evidence = replace(incident.evidence, mitigation=told)
+    found = aftermath.of(incident)
+    assert found is not None
+    half = "half of the fall was won back 10 min after it was confirmed, 2.0 min after the promotion"
+    assert f"; {half}; " in found.text
+
+
+def test_speculation_that_loses_at_some_loads_does_not_tell_how_many_tokens_it_cost(
+    database: Database,
+) -> None:
+    incident = resolved(database, add_incident(database, [], opened_at=NOW), NOW + timedelta(minutes=25))
+    loses = GoodputChange(
+        kind="speculation_loses",
+        concurrency=(8, 16),
+        lost=0.2,
+        requests=400,
+        acceptance="none",
+        false_alarm_days=365.0,
+    )
+    incident.evidence = replace(incident.evidence, goodput=loses)
+    found = aftermath.of(incident)
+    assert found is not None
+    assert (found.tokens_lost, found.basis) == (None, None)
+
+
+def test_a_loss_that_may_be_of_all_tokens_is_told_without_an_interval(database: Database) -> None:
+    """Its upper end would be any number of tokens."""
+    incident = resolved(database, add_incident(database, [], opened_at=NOW), NOW + timedelta(minutes=25))
+    speed = Speed(40.0, 0.025, 3.0, 0.075, 400)
+    incident.evidence = replace(
+        incident.evidence,
+        slowdown_measured=0.2,
+        cost=Cost(speed, speed, Interval(0.2, 0.15, 1.0)),
+        ending=Ending(40_000, None),
+    )
+    found = aftermath.of(incident)
+    assert found is not None
+    assert found.text.endswith("it cost about 10,000 tokens, measured.")
 
 
 def test_an_unknown_slowdown_costs_an_unknown_number_of_tokens_and_a_rise_none(database: Database) -> None:
