@@ -202,18 +202,25 @@ def test_open_alerts_do_not_end_while_the_database_is_away_for_minutes(
 def test_open_alerts_are_kept_in_rounds_and_counted_without_the_database(
     database: Database, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
+    """Those of the severity that an incident has now, and nothing where none is open."""
     metrics = Metrics()
-    with http_receiver() as receiver:
-        add_incident(database, alertmanagers([peer(receiver)]))
-        sender = sink(database, peer(receiver), metrics)
+    with http_receiver() as receiver, http_receiver() as other:
+        sender, nothing_open = sink(database, peer(receiver), metrics), sink(database, peer(other))
+        nothing_open.deliver()
+        peers = alertmanagers([peer(receiver)])
+        incident_id = add_incident(database, peers, severity="warning")
+        raise_to(database, incident_id, "critical", peers)
         sender.deliver()
         monkeypatch.setattr(incidents, "alerting", away)
         monkeypatch.setattr(notifications, "has_unoffered", away)
         for passed, rounds in ((alertmanager.RESEND_SECONDS, 2), (1.0, 2), (alertmanager.RESEND_SECONDS, 3)):
             clock.seconds += passed
-            with pytest.raises(DatabaseUnavailable):
-                sender.deliver()
+            for one in (sender, nothing_open):
+                with pytest.raises(DatabaseUnavailable):
+                    one.deliver()
             assert len(receiver.received) == rounds
+    assert not other.received
+    assert [alert["labels"]["severity"] for alert in receiver.received[-1].body] == ["critical"]
     assert attempts(metrics, "delivered") == 3
 
 
@@ -253,6 +260,30 @@ def test_a_peer_that_fails_is_noted_with_its_reason(database: Database) -> None:
     assert row.delivered_at is None
     assert "ConnectError" in (row.last_error or "")
     assert not sender.news()  # from now on it waits for the next round like everything else
+
+
+def test_a_peer_that_came_while_an_incident_was_open_is_owed_its_end(database: Database) -> None:
+    now = datetime.now(UTC)
+    with http_receiver() as receiver:
+        incident_id = add_incident(database, [])
+        send(database, [peer(receiver)], now)
+        assert notification(database, "firing").delivered_at is not None
+        receiver.status = 503
+        resolve(database, incident_id)
+        send(database, [peer(receiver)], now + timedelta(seconds=30))
+        receiver.status = 200
+        send(database, [peer(receiver)], now + timedelta(hours=3))
+    assert len(receiver.taken()) == 2
+    assert notification(database, "resolved").delivered_at is not None
+
+
+def test_a_peer_that_refuses_is_counted_apart_from_one_that_is_away(database: Database) -> None:
+    metrics = Metrics()
+    with http_receiver() as receiver:
+        receiver.status = 400
+        add_incident(database, alertmanagers([peer(receiver)]))
+        sink(database, peer(receiver), metrics).deliver()
+    assert (attempts(metrics, "refused"), attempts(metrics, "failed")) == (1, 0)
 
 
 def test_what_is_over_before_its_first_round_is_no_news_once_that_was_offered(database: Database) -> None:
