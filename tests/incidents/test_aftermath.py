@@ -22,7 +22,7 @@ from driftguard.incidents.message import document, summary
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.records.documents.cost import Cost, Interval, Speed
-from driftguard.records.documents.goodput import GoodputChange
+from driftguard.records.documents.goodput import GoodputChange, GoodputKind
 from driftguard.records.documents.incident import Ending, Mitigation, changed_since
 from driftguard.store import incidents
 from driftguard.store.database import Database
@@ -35,6 +35,17 @@ from tests.pipeline.sidecar import running_sidecar
 from tests.pipeline.traffic import store
 
 NOW = datetime(2026, 11, 24, 12, 0, tzinfo=UTC)
+
+
+def goodput(kind: GoodputKind, lost: float) -> GoodputChange:
+    return GoodputChange(
+        kind=kind,
+        concurrency=(8, 16),
+        lost=lost,
+        requests=400,
+        acceptance="none",
+        false_alarm_days=365.0,
+    )
 
 
 def resolved(database: Database, incident_id: UUID, at: datetime, **more: Any) -> Incident:
@@ -153,15 +164,7 @@ def test_speculation_that_loses_at_some_loads_does_not_tell_how_many_tokens_it_c
     database: Database,
 ) -> None:
     incident = resolved(database, add_incident(database, [], opened_at=NOW), NOW + timedelta(minutes=25))
-    loses = GoodputChange(
-        kind="speculation_loses",
-        concurrency=(8, 16),
-        lost=0.2,
-        requests=400,
-        acceptance="none",
-        false_alarm_days=365.0,
-    )
-    incident.evidence = replace(incident.evidence, goodput=loses)
+    incident.evidence = replace(incident.evidence, goodput=goodput("speculation_loses", 0.2))
     found = aftermath.of(incident)
     assert found is not None
     assert (found.tokens_lost, found.basis) == (None, None)
@@ -189,10 +192,29 @@ def test_an_unknown_slowdown_costs_an_unknown_number_of_tokens_and_a_rise_none(d
     assert found is not None
     assert found.tokens_lost is None
     assert found.text.endswith("what it cost in tokens is not known.")
-    incident.direction = "up"
+    incident.direction, incident.evidence = "up", replace(incident.evidence, slowdown_measured=0.2)
     risen = aftermath.of(incident)
     assert risen is not None
+    assert (risen.tokens_lost, risen.basis) == (None, None)
     assert "cost" not in risen.text
+
+
+@pytest.mark.parametrize(
+    ("evidence", "told"),
+    [
+        ({"slowdown_measured": None, "slowdown_formula": 0.2}, "about 10,000 tokens, by formula."),
+        ({"slowdown_measured": 0.2, "slowdown_formula": 0.5}, "about 10,000 tokens, measured."),
+        ({"slowdown_measured": None, "goodput": goodput("slower", 0.2)}, "about 10,000 tokens, measured."),
+    ],
+)
+def test_what_it_cost_says_whether_that_was_measured(
+    database: Database, evidence: dict[str, Any], told: str
+) -> None:
+    incident = resolved(database, add_incident(database, [], opened_at=NOW), NOW + timedelta(minutes=1))
+    incident.evidence = replace(incident.evidence, ending=Ending(40_000, None), **evidence)
+    found = aftermath.of(incident)
+    assert found is not None
+    assert found.text.endswith(told)
 
 
 def test_an_incident_that_an_earlier_version_resolved_still_has_its_times(database: Database) -> None:
