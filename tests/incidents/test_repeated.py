@@ -22,7 +22,7 @@ from tests.pipeline.traffic import Traffic, store
 PER_DAY = 240
 USUAL, WEEKEND = 0.6, 0.45
 TODAY = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-MONDAY = TODAY - timedelta(days=16 + (TODAY.weekday() - 16) % 7)  # what is measured is a week old at most
+MONDAY = TODAY - timedelta(days=15 + (TODAY.weekday() - 15) % 7)  # what is measured is a week old at most
 SATURDAY = f"Saturday {MONDAY + timedelta(days=5):%Y-%m-%d}"
 
 
