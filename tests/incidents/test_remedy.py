@@ -20,6 +20,7 @@ from driftguard.incidents import cost_measurement, remedy
 from driftguard.incidents.message import document, summary
 from driftguard.incidents.opening import NOBODY
 from driftguard.records.documents.diagnosis import Diagnosis
+from driftguard.records.documents.goodput import GoodputChange
 from driftguard.records.documents.incident import IncidentDiagnosis, SeenEvidence
 from driftguard.records.documents.retraining_run import OldLevel, RunNumbers
 from driftguard.retraining.engines import candidate_kind
@@ -309,6 +310,31 @@ def test_a_new_draft_gains_only_in_the_segments_that_fell(database: Database) ->
     assert retrain.gain is not None
     assert retrain.gain.value == pytest.approx(0.5 * (1.0 / (1.0 - 0.1) - 1.0))
     assert retrain.best
+
+
+def test_where_speculation_loses_by_the_load_no_restart_and_no_draft_gives_that_back(
+    database: Database,
+) -> None:
+    add_incident(database, [])
+    diagnosed(database)
+    with database.session() as session:
+        (incident,) = session.query(Incident).all()
+        loses = GoodputChange(
+            kind="speculation_loses",
+            concurrency=(8, 16),
+            lost=0.3,
+            requests=400,
+            acceptance="none",
+            false_alarm_days=365.0,
+        )
+        incident.evidence = replace(incident.evidence, goodput=loses)
+    incident, _ = only_incident(database)
+    gains = {action.kind: action.gain for action in remedy.of_incident(incident)}
+    assert (gains["retrain"], gains["restart"]) == (None, None)
+
+
+def test_a_draft_that_none_was_before_is_not_rolled_back() -> None:
+    assert remedy.rollback_of(None, None, "v1", None) is None
 
 
 def test_a_rise_is_not_answered_with_a_remedy(database: Database) -> None:
