@@ -44,6 +44,7 @@ MEMORY = Path("/dev/shm")  # a database, 400 small files, is copied there in a t
 MEMORY_NEEDED_BYTES = 4 * 2**30  # for all workers; containers often have less
 
 
+LONGEST_ID = 200  # characters of a value that stand in the name of a test
 NOT_BEGUN = "not begun: the time of this run was over"
 PATIENCE_SECONDS = 60.0  # with a server of this machine, which may be busy with other tests
 
@@ -71,6 +72,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         random.Random(seed).shuffle(paths)
         places = {path: place for place, path in enumerate(paths)}
         items.sort(key=lambda item: places[item.path])
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Long values are not written out: one of six megabytes would be what a failure shows, and one that is
+    compressed anew by each worker would be another test there, as it holds the time."""
+    if isinstance(val, str | bytes) and len(val) > LONGEST_ID:
+        return f"{argname} of {len(val)}"
+    return None
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
