@@ -14,7 +14,6 @@ import aiohttp
 import structlog
 
 from driftguard.adapters.condition import DOWN
-from driftguard.adapters.window import Drafted
 from driftguard.errors import DatabaseUnavailable
 from driftguard.metrics import Metrics
 from driftguard.settings import ScrapingSettings, SourceSettings
@@ -54,6 +53,7 @@ class ScrapeLoop:
         self._leases = ScrapeLeases(database, [source.identity.server for source in self._sources], submit)
         self._metrics = metrics
         self._found: dict[str, stored.SourceState] = {}
+        self._recalled: dict[str, stored.SourceState] = {}  # as a lease began, until its first scrape
         self._changed: set[str] = set()
         self._began_at = datetime.now(UTC)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -132,7 +132,7 @@ class ScrapeLoop:
             try:
                 if lease := self._leases.of(source.identity.server):
                     if lease.id != last_lease:
-                        source.drafted = await asyncio.to_thread(self._drafted_last, source)
+                        await asyncio.to_thread(self._recall, source)
                         source.before, source.unanswered, last_lease = None, None, lease.id
                     follow = self._announced.follow
                     self._note(source, await scrape(client, source, lease.submit, self._was_probed, follow))
@@ -141,21 +141,27 @@ class ScrapeLoop:
                 log.exception("a scrape failed and will be tried again", source=source.identity.server)
             due += interval * max(1, -(-(clock.time() - due) // interval))
 
-    def _drafted_last(self, source: Source) -> Drafted | None:
-        """While another sidecar scraped it, or before this one started. Raises DatabaseUnavailable."""
+    def _recall(self, source: Source) -> None:
+        """What was found while another sidecar scraped it, or before this one started. Raises
+        DatabaseUnavailable."""
+        server = source.identity.server
         with self._database.session() as session:
-            return drafted_last(session, source.identity.server)
+            source.drafted = drafted_last(session, server)
+            last = stored.last_state(session, server, source.shown_url, datetime.now(UTC))
+        if last is not None:
+            self._recalled[server] = last
 
     def _note(self, source: Source, scraped: Scraped) -> None:
         server = source.identity.server
         before = self._found.get(server)
-        state = _state(before, source, scraped, self._settings.interval_seconds)
-        self._metrics.sources.observe(server, source.kind, scraped.condition, scraped.at)
+        recalled = self._recalled.pop(server, None)
+        state = _state(recalled or before, source, scraped, self._settings.interval_seconds)
+        self._metrics.sources.observe(server, state.kind, state.condition, scraped.at)
+        if recalled is not None:
+            self._metrics.sources.show(server, state.kind, state.condition, state.answered_at)
         if before is None or _is_news(before, state):
             tell = log.info if scraped.condition in ("waiting", "reporting", "idle") else log.warning
-            tell(
-                "source", server=server, kind=source.kind, condition=scraped.condition, detail=scraped.detail
-            )
+            tell("source", server=server, kind=state.kind, condition=scraped.condition, detail=scraped.detail)
         self._found[server] = state
         self._changed.add(server)
 
@@ -195,9 +201,9 @@ def _state(
     started = source.before.started_at if answered and source.before else None
     return stored.SourceState(
         server=source.identity.server,
-        kind=source.kind,
+        kind=before.kind if source.adapter is None and before else source.kind,
         url=source.shown_url,
-        fidelity=source.adapter.fidelity if source.adapter else None,
+        fidelity=source.adapter.fidelity if source.adapter else (before.fidelity if before else None),
         condition=scraped.condition,
         detail=scraped.detail,
         since=before.since if same and before else scraped.at,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from sqlalchemy import ColumnElement, Delete, case, delete, func, select, update
 from sqlalchemy.dialects.postgresql import Insert, insert
@@ -181,6 +181,26 @@ def is_unread(source: Source, now: datetime) -> bool:
 def _was_scraped(source: Source, least: timedelta, now: datetime) -> bool:
     """Whether within three of its intervals, or within `least` where these are short."""
     return now - source.scraped_at <= max(STALE_INTERVALS * timedelta(seconds=source.interval_seconds), least)
+
+
+def last_state(session: Session, server: str, url: str, now: datetime) -> SourceState | None:
+    """As any sidecar last found the server at this address; no time is later than `now`, as the clock of
+    another one may be ahead."""
+    row = session.get(Source, server)
+    if row is None or row.url != url:
+        return None
+    return SourceState(
+        server=server,
+        kind=row.kind,
+        url=url,
+        fidelity=cast("Fidelity | None", row.fidelity),
+        condition=cast("Condition", row.condition),
+        detail=row.detail,
+        since=min(row.since, now),
+        scraped_at=min(row.scraped_at, now),
+        answered_at=None if row.answered_at is None else min(row.answered_at, now),
+        interval_seconds=row.interval_seconds,
+    )
 
 
 def all_sources(session: Session) -> list[Source]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -219,6 +220,39 @@ def test_an_idle_server_is_not_stale_and_one_that_is_gone_is(
         assert verdict(status) == "insufficient_data"
         server.pages.clear()
         assert verdict(until(client, lambda status: condition(status) == "metrics_hidden")) == "stale"
+
+
+def test_a_restart_of_the_sidecar_forgets_neither_which_engine_is_down_nor_since_when(
+    database: Database, tmp_path: Path
+) -> None:
+    engine = FakeVllm(running=0)
+    engine.serve([2] * 100)
+    with served() as server:
+        server.pages["/metrics"] = ok(engine.text)
+        sources = [{"url": f"{server.url}/metrics", "server": "chat"}]
+        with sidecar(database, tmp_path, sources) as client:
+            until(client, lambda status: condition(status) == "idle")
+    with sidecar(database, tmp_path, sources) as client:
+        (before,) = until(client, lambda status: condition(status) == "unreachable")["sources"]
+    with sidecar(database, tmp_path, sources) as client:
+        (after,) = until(
+            client,
+            lambda status: (
+                condition(status) == "unreachable"
+                and status["sources"][0]["scraped_at"] > before["scraped_at"]
+            ),
+        )["sources"]
+        labels = '{kind="vllm",source="chat"}'
+        assert shows(client, f"driftguard_source_up{labels} 0.0")
+        (answered,) = re.findall(
+            rf"^driftguard_source_last_success_timestamp_seconds{labels} (.+)$",
+            client.get("/metrics").text,
+            re.MULTILINE,
+        )
+    assert datetime.fromtimestamp(float(answered), UTC) == datetime.fromisoformat(before["answered_at"])
+    assert [before[name] for name in ("kind", "fidelity")] == ["vllm", "counter"]
+    for name in ("kind", "fidelity", "since", "answered_at"):
+        assert after[name] == before[name]
 
 
 def test_a_server_that_no_sidecar_scrapes_any_more_is_not_called_reporting(
