@@ -212,5 +212,5 @@ def _stream_model(item: StreamStatus, present: float | None, places: Places) -> 
         sessions=summary.sessions if summary else "no requests",
         windows_after_gap=summary.windows_after_gap if summary else 0,
         requests_per_day=per_day,
-        false_alarms=FalseAlarms.of(summary, per_day) if summary else None,
+        false_alarms=FalseAlarms.of(summary, per_day, item.unit) if summary else None,
     )

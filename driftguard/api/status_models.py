@@ -13,7 +13,7 @@ from driftguard.adapters.condition import Condition
 from driftguard.api.actions import ActionModel
 from driftguard.cost import Cost, Speculation
 from driftguard.detection import Acceptance, Fleet, SegmentSummary, StreamSummary
-from driftguard.detection.findings import FactorName, SessionsGiven, duration, in_words
+from driftguard.detection.findings import FactorName, SessionsGiven, Unit, duration, in_words
 from driftguard.detection.state.columns import SECONDS_PER_DAY
 from driftguard.incidents.aftermath import Aftermath
 from driftguard.metrics.labels import StreamVerdict
@@ -87,17 +87,17 @@ class FalseAlarms(FrozenModel):
     """The false-alarm guarantee: while nothing changes, the expected time to a false page is at least
     this."""
 
-    requests: float = Field(description="A of the guarantee.", examples=[777_600.0])
+    requests: float = Field(description="A of the guarantee, or windows.", examples=[777_600.0])
     days: float | None = Field(
         description="The same at the current traffic; null until that is known.", examples=[90.0]
     )
     text: str = Field(examples=["at most one false page in 90 days (777,600 requests)"])
 
     @classmethod
-    def of(cls, summary: StreamSummary, per_day: float | None) -> FalseAlarms:
+    def of(cls, summary: StreamSummary, per_day: float | None, unit: Unit) -> FalseAlarms:
         requests = summary.false_alarm_every
         days = requests / per_day if per_day else None
-        told = f"{requests:,.0f} requests"
+        told = f"{requests:,.0f} {unit}"
         text = f"{duration(days * SECONDS_PER_DAY)} ({told})" if days is not None else told
         return cls(requests=requests, days=days, text=f"at most one false page in {text}")
 
@@ -271,7 +271,7 @@ class StreamStatusModel(StreamInfo):
     )
     requests_per_day: float | None = Field(
         description="Of the last day; of the first reference period until it is known for an hour, and "
-        "where the last day had none. null before that."
+        "where the last day had none. null before that. Of a scraped server, windows."
     )
     false_alarms: FalseAlarms | None = Field(description="null before the first record is read.")
 

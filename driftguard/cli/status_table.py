@@ -124,7 +124,8 @@ def _detector(stream: dict[str, Any]) -> list[str]:
     if stream["false_alarms"] is None:
         return []
     rate = stream["requests_per_day"]
-    per_day = "requests per day: not known yet" if rate is None else f"{rate:,.0f} requests per day"
+    unit = stream["segments"][0]["unit"] if stream["segments"] else "requests"
+    per_day = f"{unit} per day: not known yet" if rate is None else f"{rate:,.0f} {unit} per day"
     parts = [stream["false_alarms"]["text"], per_day, f"sessions: {stream['sessions']}"]
     if gaps := stream["windows_after_gap"]:
         parts.append(f"{gaps} window{'s' if gaps > 1 else ''} after a gap left out")
@@ -138,7 +139,8 @@ def _segment(segment: dict[str, Any]) -> str:
     delays = "; ".join(delay["text"] for delay in segment["expected_delays"])
     reason = f"{segment['verdict'].replace('_', ' ')} ({segment['baseline_reason'] or 'no baseline'})"
     if segment["alarm_waits"]:
-        reason += f", an alarm waits for about {segment['alarm_waits']:,} more requests of the young stream"
+        waits = f"{segment['alarm_waits']:,} more {segment['unit']}"
+        reason += f", an alarm waits for about {waits} of the young stream"
     if segment["variance_inflation"] > 1.0:
         reason += f", not independent ({segment['variance_inflation']:.1f} times the variance)"
     for follows in segment["follows"]:

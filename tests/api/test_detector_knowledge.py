@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -136,6 +137,23 @@ def test_sessions_and_windows_after_a_gap_are_counted(client: httpx.Client) -> N
         stream, _ = status(client)
         assert stream["sessions"] == told
     assert "Some requests name no session" in client.get(f"/streams/{stream['id']}").text
+
+
+def test_windows_are_nowhere_told_as_requests(client: httpx.Client) -> None:
+    """A scraped server has thousands of requests a window."""
+    traffic = live_traffic(58)
+    requests = traffic.draw(1000, GOOD)
+    post(client, [msgspec.structs.replace(item, kind="window", fidelity="counter") for item in requests])
+    stream, segments = status(client)
+    assert segments["code"]["learning"] is None
+    assert stream["requests_per_day"] > 0
+    assert stream["false_alarms"]["text"].endswith(" windows)")
+    told = driftguard("status", "--sidecar", str(client.base_url)).stdout
+    page = " ".join(client.get(f"/streams/{stream['id']}").text.split())
+    assert f"{stream['requests_per_day']:,.0f} windows per day" in told
+    for text in (told, page):
+        assert not re.search(r"[\d,]+ requests\b|[Rr]equests (per day|read)|>Requests<", text)
+        assert "indows" in text
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
