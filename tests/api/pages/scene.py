@@ -115,7 +115,8 @@ def _send_traffic(client: httpx.Client, now: datetime) -> None:
     post(client, probes)
     post(client, _requests(rng, "chat-eu-1", fallen, (fall, now), 260))
     post(client, [_again(item, now) for item in probes])
-    post(client, _requests(rng, "chat-us-1", both, (hour, now), 700))
+    of_any_k = _requests(rng, "chat-us-1", both, (hour, now), 700)  # judged by the first draft token
+    post(client, [_without_k(item) for item in of_any_k])
     young = (now - timedelta(minutes=6), now)
     post(client, _requests(rng, "search-1", {"default": FAIR}, young, 60, version="3f" * 32))  # a sha256
     post(client, _requests(rng, "batch-1", {"summaries": BAD}, (hour, now - timedelta(minutes=20)), 400))
@@ -157,6 +158,11 @@ def _requests(
             )
         )
     return found
+
+
+def _without_k(item: AcceptanceRecord) -> AcceptanceRecord:
+    drafted = [item.steps] * 4
+    return msgspec.structs.replace(item, num_speculative_tokens=None, drafted_per_position=drafted)
 
 
 def _probes(rng: np.random.Generator, at: datetime) -> list[AcceptanceRecord]:
