@@ -41,6 +41,14 @@ def test_the_watchdog_goes_to_the_dead_mans_switch() -> None:
     assert receiver("DriftGuardWatchdog", "info") == "dead-mans-switch"
 
 
+def test_no_turn_of_the_group_is_too_early_for_the_next_ping() -> None:
+    """Alertmanager repeats at a turn of the group only, and leaves out one that comes a little early."""
+    (route,) = (
+        each for each in load(ALERTMANAGER)["route"]["routes"] if each["receiver"] == "dead-mans-switch"
+    )
+    assert seconds(route["repeat_interval"]) < 0.9 * seconds(route["group_interval"])
+
+
 def test_what_the_committed_files_wait_for_leaves_a_page_within_two_scrape_intervals() -> None:
     """At worst a drift waits for a scrape, then for the rule, then for its group."""
     intervals = load(DEPLOY / "compose" / "prometheus.yml")["global"]
@@ -60,5 +68,4 @@ def test_what_the_committed_files_wait_for_leaves_a_page_within_two_scrape_inter
 
 
 def seconds(text: str) -> float:
-    assert text.endswith("s"), text
-    return float(text.removesuffix("s"))
+    return float(text[:-1]) * {"s": 1, "m": 60}[text[-1]]
