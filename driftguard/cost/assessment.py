@@ -66,7 +66,7 @@ def assess(
     if found is None and len(told) >= LEAST_REQUESTS:
         found = Cost(_speed_of(told))
     if found is not None and len(current) < len(newest):
-        found = replace(found, notes=(UNMEASURED,))
+        found = replace(found, notes=(PARTLY_MEASURED if len(_of(current, changed)) else UNMEASURED,))
     speculating = newest[newest.k >= 1][-_IN_USE:]
     k = _usual(speculating, speculating.k, least=1)
     if found is None or k is None:
@@ -216,8 +216,12 @@ ALIKE: Final = (
     "send accepted_per_position"
 )
 UNMEASURED: Final = (
-    "the time per output token never varies in some or all of these requests, so it was not measured: "
+    "the time per output token never varies in these requests, so it was not measured: "
     "no loss and no best K is told from them, and a loss is told by formula"
+)
+PARTLY_MEASURED: Final = (
+    "the time per output token never varies in some of these requests, so it was not measured there: "
+    "loss and best K are told from the others"
 )
 
 

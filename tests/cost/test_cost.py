@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from driftguard.cost import Cost, Interval, TimedRequest, assess, payoff
-from driftguard.cost.assessment import UNMEASURED
+from driftguard.cost.assessment import PARTLY_MEASURED, UNMEASURED
 from driftguard.cost.best_action import Situation, actions, best_of
 from tests.cost.traffic import Server
 
@@ -279,8 +279,10 @@ def test_a_segment_whose_time_never_varies_says_nothing_beside_those_that_are_me
     assert beside is not None
     assert alone.lost is not None
     assert beside.lost == alone.lost
-    assert UNMEASURED in beside.notes
-    assert UNMEASURED not in alone.notes
+    assert PARTLY_MEASURED in beside.notes
+    for note in (UNMEASURED, PARTLY_MEASURED):
+        assert note not in alone.notes
+    assert UNMEASURED not in beside.notes
 
 
 @pytest.mark.parametrize("untimed", [40, 0])
