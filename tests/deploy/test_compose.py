@@ -19,7 +19,7 @@ from driftguard.alerting.rules.generate import rules_file
 from driftguard.alerting.rules.parameters import RuleParameters
 from driftguard.cli.main import app
 from driftguard.settings.loading import load_settings
-from tests.alerts.committed import ALERTMANAGER, load
+from tests.alerts.committed import ALERTMANAGER, alerts, load
 from tests.dashboards.committed import DASHBOARDS
 from tests.deploy.committed import (
     DEPLOY,
@@ -169,6 +169,15 @@ def test_prometheus_scrapes_the_sidecar_as_the_rules_want_it_and_loads_them() ->
     assert f"--owner=10001 --group=10001 {directory}\n" in (ROOT / "Dockerfile").read_text(encoding="utf-8")
     (peer,) = config["alerting"]["alertmanagers"]
     assert peer["static_configs"] == [{"targets": ["alertmanager:9093"]}]
+
+
+def test_a_restart_of_prometheus_ends_no_alert_that_waits_for_minutes() -> None:
+    """It forgets since when an alert fires whose `for` is below its grace period, ten minutes unless set."""
+    name = "--rules.alert.for-grace-period="
+    grace = [word.removeprefix(name) for word in SERVICES["prometheus"]["command"] if word.startswith(name)]
+    waits = {alert["for"] for alert in alerts() if "for" in alert}
+    assert grace == ["30s"]
+    assert all(wait.endswith("m") for wait in waits)
 
 
 def test_the_rules_link_the_addresses_that_the_environment_names(tmp_path: Path) -> None:
